@@ -9,5 +9,6 @@ pub(crate) mod open_files;
 pub(crate) mod parts;
 pub(crate) mod places;
 pub(crate) mod read_ahead;
+mod read_around;
 pub(crate) mod reserve;
 mod sync;

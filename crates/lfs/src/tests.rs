@@ -34,6 +34,7 @@ mod lost;
 mod maintenance;
 mod many;
 mod names;
+mod near_reads;
 mod node_places;
 mod overwrite;
 mod read_only;

@@ -410,7 +410,7 @@ impl Volume {
     /// close must be tried again. Until it succeeds the volume may already refuse changes.
     pub async fn close(&self) -> Result<()> {
         if self.0.options.read_only {
-            self.0.files.near.clear(&self.0.staging);
+            self.0.files.near.clear(&self.0.files);
             return Ok(());
         }
         if self.0.checkpoints.is_closing() {
@@ -423,7 +423,7 @@ impl Volume {
             self.0.checkpoints.make(How::Log).await?;
         }
         self.0.checkpoints.make(How::Close).await?;
-        self.0.files.near.clear(&self.0.staging);
+        self.0.files.near.clear(&self.0.files);
         Ok(())
     }
 }

@@ -74,6 +74,30 @@ macro_rules! delegate_file_system {
             new_name: $crate::Name<'a>, flags: $crate::RenameFlags
         ) -> ());
     };
+    (@ remove_keeping [$($to:tt)+]) => {
+        fn remove_keeping<'a>(
+            &'a self,
+            dir: $crate::Ino,
+            name: $crate::Name<'a>,
+            is_directory: bool,
+            keeps: $crate::KeepInode<'a>,
+        ) -> $crate::delegate::BoxFuture<'a, $crate::delegate::Result<Option<$crate::OpenFileRef>>>
+        {
+            self.$($to)+.remove_keeping(dir, name, is_directory, keeps)
+        }
+    };
+    (@ rename_keeping [$($to:tt)+]) => {
+        fn rename_keeping<'a>(
+            &'a self,
+            from: ($crate::Ino, $crate::Name<'a>),
+            to: ($crate::Ino, $crate::Name<'a>),
+            flags: $crate::RenameFlags,
+            keeps: $crate::KeepInode<'a>,
+        ) -> $crate::delegate::BoxFuture<'a, $crate::delegate::Result<Option<$crate::OpenFileRef>>>
+        {
+            self.$($to)+.rename_keeping(from, to, flags, keeps)
+        }
+    };
     (@ readlink $to:tt) => {
         $crate::delegate_file_system!(@@ $to readlink(ino: $crate::Ino) -> Vec<u8>);
     };

@@ -46,8 +46,8 @@
 
 use crate::name::{Name, XattrName};
 use crate::types::{
-    Attr, Cookie, DirEntry, Fallocate, Ino, NewInode, OpenFlags, Privileges, RenameFlags, Seek,
-    SetAttr, SetXattr, StatFs,
+    Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags,
+    Seek, SetAttr, SetXattr, StatFs,
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
@@ -71,6 +71,10 @@ pub struct Wrote {
     /// ran out, or at the largest file size.
     pub len: usize,
 }
+
+/// Decides whether an inode that loses its last name is kept. A file system may call this while it
+/// holds its own locks. So it takes leaf locks only, and calls no file system.
+pub type KeepInode<'a> = &'a (dyn Fn(Ino) -> bool + Send + Sync + 'a);
 
 /// An opening, with data that a front end needs for its reply.
 pub struct Opened {
@@ -190,6 +194,46 @@ pub trait FileSystem: Send + Sync {
         flags: RenameFlags,
     ) -> BoxFuture<'a, Result<()>>;
 
+    /// [`FileSystem::unlink`], or with `is_directory` [`FileSystem::rmdir`]. An inode that loses
+    /// its last name and that `keeps` names is returned open, so that it lives on (F3): in one
+    /// step, if an implementation supports that.
+    fn remove_keeping<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        is_directory: bool,
+        keeps: KeepInode<'a>,
+    ) -> BoxFuture<'a, Result<Option<OpenFileRef>>> {
+        Box::pin(async move {
+            let held = hold(self, dir, name, keeps).await;
+            match is_directory {
+                true => self.rmdir(dir, name).await?,
+                false => self.unlink(dir, name).await?,
+            }
+            kept(self, held).await
+        })
+    }
+
+    /// [`FileSystem::rename`]. Returns a replaced inode open, as [`FileSystem::remove_keeping`]
+    /// does.
+    fn rename_keeping<'a>(
+        &'a self,
+        (dir, name): (Ino, Name<'a>),
+        (new_dir, new_name): (Ino, Name<'a>),
+        flags: RenameFlags,
+        keeps: KeepInode<'a>,
+    ) -> BoxFuture<'a, Result<Option<OpenFileRef>>> {
+        Box::pin(async move {
+            // With a flag no inode loses its name.
+            let held = match flags.is_empty() {
+                true => hold(self, new_dir, new_name, keeps).await,
+                false => None,
+            };
+            self.rename(dir, name, new_dir, new_name, flags).await?;
+            kept(self, held).await
+        })
+    }
+
     /// Target of a symbolic link; `InvalidInput` for other kinds.
     fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>>;
 
@@ -275,6 +319,36 @@ pub trait FileSystem: Send + Sync {
 
     /// Makes everything durable that was done before this call.
     fn syncfs(&self) -> BoxFuture<'_, Result<()>>;
+}
+
+/// An open inode that is about to lose a name.
+struct Held {
+    file: OpenFileRef,
+    /// The inode has no other name.
+    is_last: bool,
+}
+
+/// Opens the inode of `name` if `keeps` says so. Also if the inode has other names, which another
+/// request may remove first.
+async fn hold<F: FileSystem + ?Sized>(
+    fs: &F,
+    dir: Ino,
+    name: Name<'_>,
+    keeps: KeepInode<'_>,
+) -> Option<Held> {
+    let attr = fs.lookup(dir, name).await.ok()?;
+    if !keeps(attr.ino) {
+        return None;
+    }
+    let file = fs.open(attr.ino, OpenFlags::empty()).await.ok()?;
+    Some(Held { file, is_last: attr.nlink <= 1 || attr.kind == FileKind::Directory })
+}
+
+/// After the removal: the open inode, unless it has another name.
+async fn kept<F: FileSystem + ?Sized>(fs: &F, held: Option<Held>) -> Result<Option<OpenFileRef>> {
+    let Some(Held { file, is_last }) = held else { return Ok(None) };
+    let is_kept = is_last || fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0);
+    Ok(is_kept.then_some(file))
 }
 
 /// An open file: keeps its inode alive (F3), and reads and writes its content. Dropping the last

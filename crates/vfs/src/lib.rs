@@ -28,7 +28,9 @@ pub mod types;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use coherent::NotifyingFs;
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
-pub use fs::{FileSystem, OpenFile, OpenFileRef, Opened, ReadResult, WriteResult, Wrote};
+pub use fs::{
+    FileSystem, KeepInode, OpenFile, OpenFileRef, Opened, ReadResult, WriteResult, Wrote,
+};
 pub use name::{Name, XattrName};
 pub use readonly::ReadOnly;
 pub use types::{

@@ -71,6 +71,11 @@ impl PageCache {
         self.sizes.budget()
     }
 
+    /// Bytes of frames that no content uses.
+    pub fn free_bytes(&self) -> u64 {
+        (self.frames.lock().free() * crate::FRAME_SIZE) as u64
+    }
+
     /// Parts of the budget that are claimed.
     pub(crate) fn claim_rows(&self) -> Vec<Row> {
         let claims = self.claims.lock().clone();

@@ -33,13 +33,6 @@ fn keeps(kill: u32) -> bool {
     kill & OPEN_KILL_SUIDGID == 0
 }
 
-/// An open file of an inode that is about to lose a name.
-struct Held {
-    file: OpenFileRef,
-    /// The inode has no other name.
-    is_last: bool,
-}
-
 impl Core {
     pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
         let seen = self.epoch();
@@ -113,29 +106,20 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    /// Opens the inode of `name` if the kernel knows it: processes may go on using an inode without
-    /// a name, as working directory or by an `O_PATH` descriptor. It is opened also if the inode
-    /// has other names, which another request may remove first.
-    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<Held> {
-        let attr = self.fs.lookup(dir, name).await.ok()?;
-        let is_last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
-        match self.inodes.knows(attr.ino) {
-            true => {
-                let file = self.fs.open(attr.ino, OpenFlags::empty()).await.ok()?;
-                Some(Held { file, is_last })
-            }
-            false => None,
-        }
+    /// Whether an inode without a name is kept open: if the kernel knows it, because processes may
+    /// use it on, as working directory or by an `O_PATH` descriptor.
+    fn keeps(&self) -> impl Fn(Ino) -> bool + Send + Sync {
+        |ino| self.inodes.knows(ino)
     }
 
-    /// After the removal: keeps the opened inode for the kernel, unless it has another name.
-    async fn keep_held(&self, held: Option<Held>) {
-        let Some(Held { file, is_last }) = held else { return };
-        if is_last || self.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0) {
+    /// Keeps an inode that has lost its last name until the kernel forgets it.
+    fn keep(&self, file: Option<OpenFileRef>) {
+        if let Some(file) = file {
             self.inodes.keep(file);
         }
     }
 
+    /// Removes a name. One call of the file system does all of it (removals.R6).
     pub(super) async fn remove(
         &self,
         header: &Header,
@@ -144,12 +128,8 @@ impl Core {
     ) -> Result<Outcome> {
         let (dir, name) = (Ino(header.node), Name::new(name)?);
         let _removal = self.begin_removal(header, (dir, name), false).await?;
-        let held = self.hold(dir, name).await;
-        match directory {
-            true => self.fs.rmdir(dir, name).await?,
-            false => self.fs.unlink(dir, name).await?,
-        }
-        self.keep_held(held).await;
+        let kept = self.fs.remove_keeping(dir, name, directory, &self.keeps()).await?;
+        self.keep(kept);
         Ok(Outcome::done())
     }
 
@@ -166,12 +146,9 @@ impl Core {
         let (moves, exchanges) = (dir != new_dir, flags.contains(RenameFlags::EXCHANGE));
         let _old = self.begin_removal(header, (dir, name), moves).await?;
         let _new = self.begin_removal(header, (new_dir, new_name), moves && exchanges).await?;
-        let held = match flags.is_empty() {
-            true => self.hold(new_dir, new_name).await,
-            false => None,
-        };
-        self.fs.rename(dir, name, new_dir, new_name, flags).await?;
-        self.keep_held(held).await;
+        let (from, to) = ((dir, name), (new_dir, new_name));
+        let kept = self.fs.rename_keeping(from, to, flags, &self.keeps()).await?;
+        self.keep(kept);
         Ok(Outcome::done())
     }
 
@@ -338,29 +315,5 @@ mod tests {
         block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
         assert_eq!(create_as(&core, 1000, open::RDWR | open::TRUNC), 0, "the name is free");
         assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().uid, 1000);
-    }
-
-    /// The story: two programs removed the two names of a file at the same time, in two
-    /// directories. Each removal saw the other name, so neither kept the inode, and a third program
-    /// got ESTALE on its `O_PATH` descriptor.
-    #[test]
-    fn inode_whose_names_go_at_the_same_time_is_kept() {
-        let options = Options::default();
-        let fs = Arc::new(MemFs::default());
-        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
-        let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
-        let new = NewInode::of(FileKind::File, 0o600);
-        let ino = block_on(core.fs.mknod(Ino::ROOT, a, &new)).unwrap().ino;
-        block_on(core.fs.link(ino, Ino::ROOT, b)).unwrap();
-        core.inodes.told(ino);
-        // The steps of both removals, interleaved.
-        let held = [a, b].map(|name| (name, block_on(core.hold(Ino::ROOT, name))));
-        for (name, held) in held {
-            block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
-            block_on(core.keep_held(held));
-        }
-        assert_eq!(block_on(core.fs.getattr(ino)).map(|attr| attr.nlink).ok(), Some(0));
-        core.inodes.forgot(ino, 1);
-        assert!(block_on(core.fs.getattr(ino)).is_err(), "until the kernel has forgotten it");
     }
 }

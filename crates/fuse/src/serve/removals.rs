@@ -13,7 +13,8 @@
 //! the directory, or owns the present one. Otherwise the answer is ESTALE: the kernel looks up and
 //! checks again, once. R5 a change of a name waits for removals of it that have begun, and a
 //! removal that begins later sees the change. So the inode that R4 has checked stays until it is
-//! removed.
+//! removed. R6 a removal is one call of the file system, which also opens an inode that the kernel
+//! knows and that has lost its last name. The volume needs one hold of its lock for that.
 //!
 //! Lock: one, a leaf.
 

@@ -7,6 +7,9 @@
 //!             ▼
 //!   as much of its segment is read from there on, twice as much each time ──▶ staged
 //! ```
+//! A reader that visits them in another order gets windows ([`super::read_around`]), as long as the
+//! cache has free frames: they displace no cached content.
+//!
 //! Invariants: N21 a buffer that was read ahead answers lookups in the same tree only. All content
 //! to which this tree refers was on the device before, and the segment was pinned during the read.
 //! So the buffer is valid for this tree; content that is written there later is found through
@@ -14,16 +17,19 @@
 //! addition to those that readers still use. N23 a buffer answers for a piece only if the piece
 //! matches its sums. Otherwise the reader asks the device, and the buffer is dropped.
 //!
-//! Lock: one, held over the staging area's; never across a wait.
+//! Lock: one, held over the staging area's and that of the cache's frames; never across a wait.
 
+use super::read_around::{Around, WINDOW_BYTES, window_of};
 use crate::device::slots::read_at;
 use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::map::lookup::Pin;
 use crate::transaction::resources::Resources;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
-use forebay_base::units::KIB;
+use forebay_base::units::{KIB, MIB};
+use forebay_cache::stats::Counters;
 use std::ops::Range;
 
 /// Concurrent readers that are distinguished.
@@ -34,6 +40,9 @@ const MOST_BYTES: u64 = 256 * KIB;
 /// Most bytes between the last piece and the next one of the same reader: records contain more than
 /// content.
 const GAP_BYTES: u64 = 32 * KIB;
+/// The part of the cache's budget that windows around pieces may take, and the most bytes of it.
+const AROUND_PART: u64 = 16;
+const AROUND_MAX: u64 = 16 * MIB;
 
 /// A reader that visits files in the order in which they lie on the device.
 struct Stream {
@@ -52,13 +61,30 @@ enum Look {
     Held(u64),
     /// On the device; this many bytes should be read from there on.
     Behind(u64),
+    /// On the device; its window should be read.
+    Around,
     /// On the device, without read-ahead.
     Alone,
 }
 
+/// What [`Near`]'s lock covers.
+#[derive(Default)]
+struct Buffers {
+    streams: Vec<Stream>,
+    around: Around,
+}
+
 /// The read-ahead buffers of all readers.
 #[derive(Default)]
-pub(crate) struct Near(Mutex<Vec<Stream>>);
+pub(crate) struct Near(Mutex<Buffers>);
+
+/// Bytes that windows may take. They take memory of the cache's budget, so none without a cache,
+/// and none that cached content uses: `now` is what they take already.
+fn around_max(resources: &Resources, now: u64) -> u64 {
+    let Some(cache) = &resources.options.cache else { return 0 };
+    let part = cache.budget_bytes() / AROUND_PART;
+    (now + cache.free_bytes()).saturating_sub(part).min(part).min(AROUND_MAX)
+}
 
 impl Stream {
     fn find(&self, root: &TreeRoot, at: &Range<u64>) -> Option<u64> {
@@ -73,16 +99,34 @@ impl Stream {
 }
 
 impl Near {
-    /// Looks a piece up, and records the reader's position.
-    fn look(&self, root: &TreeRoot, at: &Range<u64>, staging: &Staging) -> Look {
-        let mut streams = self.0.lock();
-        let mine = streams.iter().position(|s| s.find(root, at).is_some() || s.goes_on(at));
+    /// Looks a piece up, and records the reader's position. `around_max`: the bytes that windows
+    /// may take, if they take so many now.
+    fn look(
+        &self,
+        root: &TreeRoot,
+        at: &Range<u64>,
+        staging: &Staging,
+        around_max: impl FnOnce(u64) -> u64,
+    ) -> Look {
+        let mut buffers = self.0.lock();
+        let Buffers { streams, around } = &mut *buffers;
+        let is_held = |s: &Stream| s.find(root, at).is_some();
+        let mine = match streams.iter().position(is_held) {
+            Some(mine) => Some(mine),
+            None => {
+                if let Some(staged) = around.find(root, at) {
+                    return Look::Held(staged);
+                }
+                streams.iter().position(|s| s.goes_on(at))
+            }
+        };
         let Some(mine) = mine else {
             let dropped = (streams.len() == STREAMS).then(|| streams.pop()).flatten();
             streams.insert(0, Stream { last: at.end, window: 0, held: None });
-            drop(streams);
+            let is_due = around_max(around.bytes()) >= WINDOW_BYTES && around.is_due(at);
+            drop(buffers);
             dropped.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
-            return Look::Alone;
+            return if is_due { Look::Around } else { Look::Alone };
         };
         // The least recently used stream is dropped.
         streams[..=mine].rotate_right(1);
@@ -106,30 +150,55 @@ impl Near {
         bytes: &[u8],
         staging: &Staging,
     ) -> Option<u64> {
-        let mut streams = self.0.lock();
+        let mut buffers = self.0.lock();
         // The stream of the reader: its last piece ends within what was read, or where that ends.
         let is_readers = |last: u64| device.start < last && last <= device.end;
-        let stream = streams.iter_mut().find(|stream| is_readers(stream.last))?;
+        let stream = buffers.streams.iter_mut().find(|stream| is_readers(stream.last))?;
         let staged = staging.put(bytes);
         let old = stream.held.replace((root, device, staged.clone()));
-        drop(streams);
+        drop(buffers);
         old.into_iter().for_each(|old| staging.forget(&old.2));
         Some(staged.start)
     }
 
+    /// Stores a window that was read at `device` for the tree `root`; returns its staging offset.
+    fn keep_window(
+        &self,
+        root: TreeRoot,
+        device: Range<u64>,
+        bytes: &[u8],
+        resources: &Resources,
+    ) -> u64 {
+        let mut buffers = self.0.lock();
+        let staged = resources.staging.put(bytes);
+        let most = around_max(resources, buffers.around.bytes());
+        let dropped = buffers.around.keep(root, device, staged.clone(), most);
+        resources.memory.set_read_ahead(buffers.around.bytes());
+        drop(buffers);
+        dropped.iter().for_each(|old| resources.staging.forget(old));
+        staged.start
+    }
+
     /// Drops all buffers.
-    pub(crate) fn clear(&self, staging: &Staging) {
-        let streams = std::mem::take(&mut *self.0.lock());
-        streams.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
+    pub(crate) fn clear(&self, resources: &Resources) {
+        self.forget_all(&resources.staging);
+        resources.memory.set_read_ahead(0);
+    }
+
+    fn forget_all(&self, staging: &Staging) {
+        let Buffers { streams, mut around } = std::mem::take(&mut *self.0.lock());
+        let held = streams.into_iter().filter_map(|s| s.held).map(|held| held.2);
+        held.chain(around.take_all()).for_each(|held| staging.forget(&held));
     }
 
     /// Drops the buffer at staging offset `staged`, which does not match its sums.
     fn drop_kept(&self, staged: u64, staging: &Staging) {
-        let mut streams = self.0.lock();
+        let mut buffers = self.0.lock();
         let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));
-        let held = streams.iter_mut().find(held).and_then(|stream| stream.held.take());
-        drop(streams);
-        held.into_iter().for_each(|held| staging.forget(&held.2));
+        let held = buffers.streams.iter_mut().find(held).and_then(|stream| stream.held.take());
+        let held = held.map(|held| held.2).or_else(|| buffers.around.take_at(staged));
+        drop(buffers);
+        held.into_iter().for_each(|held| staging.forget(&held));
     }
 }
 
@@ -146,25 +215,31 @@ impl Near {
         pin: &Option<Pin>,
         sums: Option<&[u32]>,
     ) -> Option<(u64, Pin)> {
-        let Resources { layout, device, .. } = resources;
         let staging = &*resources.staging;
-        let staged = match self.look(&root, &at, staging) {
+        let staged = match self.look(&root, &at, staging, |now| around_max(resources, now)) {
             Look::Alone => return None,
             Look::Held(staged) => staged,
+            // The reader gets an error when it reads the piece itself.
             Look::Behind(window) => {
-                debug_assert!(pin.is_some(), "N21: its segment stays as it is meanwhile");
-                let place = layout.place_at(at.start)?;
-                let left = layout.segment_bytes() - u64::from(place.offset);
-                let end = at.start + window.max(at.end - at.start).min(left);
-                let read = read_at(device, at.start, (end - at.start) as usize).await;
-                // The reader gets the error when it reads the piece itself.
-                let bytes = read.ok()?;
-                self.keep(root, at.start..end, &bytes, staging)?
+                let segment = self.segment_of(resources, at.start, pin)?;
+                let end = at.start + window.max(at.end - at.start);
+                let from = at.start..end.min(segment.end);
+                let bytes = self.read(resources, &from, &at).await?;
+                self.keep(root, from, &bytes, staging)?
+            }
+            Look::Around => {
+                let segment = self.segment_of(resources, at.start, pin)?;
+                let from = window_of(&at, &segment);
+                let bytes = self.read(resources, &from, &at).await?;
+                let skip = at.start - from.start;
+                let staged = self.keep_window(root, from, &bytes, resources);
+                resources.note_nodes();
+                staged + skip
             }
         };
         // Another reader may have dropped the buffer meanwhile.
         let pin = staging.pin_at(staged, at.end - at.start)?;
-        let (block, mut sound) = (layout.block_bytes() as usize, true);
+        let (block, mut sound) = (resources.layout.block_bytes() as usize, true);
         let read = staging.read_staged(staged, at.end - at.start, |bytes| {
             let sums = sums.unwrap_or_default();
             sound = bytes.chunks(block).zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
@@ -174,6 +249,29 @@ impl Near {
             return None;
         }
         Some((staged, pin as Pin))
+    }
+
+    /// The range of the segment at a device offset. `pin`: its pin.
+    fn segment_of(&self, resources: &Resources, at: u64, pin: &Option<Pin>) -> Option<Range<u64>> {
+        debug_assert!(pin.is_some(), "N21: its segment stays as it is meanwhile");
+        let start = at - u64::from(resources.layout.place_at(at)?.offset);
+        Some(start..start + resources.layout.segment_bytes())
+    }
+
+    /// Reads a range of the device that contains a piece. `None`: that failed.
+    async fn read(
+        &self,
+        resources: &Resources,
+        range: &Range<u64>,
+        piece: &Range<u64>,
+    ) -> Option<AlignedBuf> {
+        let len = (range.end - range.start) as usize;
+        let bytes = read_at(&resources.device, range.start, len).await.ok()?;
+        if let Some(cache) = &resources.options.cache {
+            let ahead = bytes.len() as u64 - (piece.end - piece.start);
+            Counters::add(&cache.counters.readahead_bytes, ahead);
+        }
+        Some(bytes)
     }
 }
 
@@ -194,15 +292,15 @@ mod tests {
         let (near, root) = (Near::default(), empty_root(FILES_TREE, 0));
         let (end, bytes) = (64 * KIB, [7; 4096]);
         let (before, last) = (end - 8192..end - 4096, end - 4096..end);
-        assert_eq!(near.look(&root, &before, &staging), Look::Alone);
-        assert_eq!(near.look(&root, &last, &staging), Look::Behind(FEWEST_BYTES));
+        assert_eq!(near.look(&root, &before, &staging, |_| 0), Look::Alone);
+        assert_eq!(near.look(&root, &last, &staging, |_| 0), Look::Behind(FEWEST_BYTES));
         let staged = near.keep(root, last.clone(), &bytes, &staging);
         assert!(staged.is_some(), "the piece was dropped");
-        assert_eq!(near.look(&root, &last, &staging), Look::Held(staged.unwrap()));
+        assert_eq!(near.look(&root, &last, &staging, |_| 0), Look::Held(staged.unwrap()));
         // The stream's last piece ends where this one begins.
         let behind = near.keep(root, end..end + 4096, &bytes, &staging);
         assert_eq!(behind, None, "another reader's piece");
-        near.clear(&staging);
+        near.forget_all(&staging);
         assert_eq!(staging.held_bytes(), 0);
     }
 
@@ -213,7 +311,7 @@ mod tests {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
         let (near, tree) =
             (Near::default(), |n| TreeRoot { birth: n, ..empty_root(FILES_TREE, 0) });
-        let look = |n, at: u64| near.look(&tree(n), &(at..at + 4096), &staging);
+        let look = |n, at: u64| near.look(&tree(n), &(at..at + 4096), &staging, |_| 0);
         assert_eq!(look(1, 0), Look::Alone);
         assert_eq!(look(1, 8192), Look::Behind(FEWEST_BYTES));
         let bytes: Vec<u8> = (0..FEWEST_BYTES).map(|n| (n / 4096) as u8).collect();
@@ -230,7 +328,7 @@ mod tests {
         // After that many other readers, a read that ends finds no stream for its buffer.
         let pin = staging.pin_at(staged, 4096);
         (1..=STREAMS as u64).for_each(|n| assert_eq!(look(1, n << 30), Look::Alone));
-        assert_eq!(near.0.lock().len(), STREAMS, "N22");
+        assert_eq!(near.0.lock().streams.len(), STREAMS, "N22");
         assert_eq!(near.keep(tree(1), first, &bytes, &staging), None);
         assert!(staging.pin_at(staged, 4096).is_none() && pin.is_some(), "N22");
         forebay_block::BlockDevice::read_into(&staging, staged, &mut found).unwrap();
@@ -239,7 +337,7 @@ mod tests {
         assert_eq!((look(3, 0), look(3, 8192)), (Look::Alone, Look::Behind(FEWEST_BYTES)));
         near.keep(tree(3), 8192..8192 + FEWEST_BYTES, &bytes, &staging).unwrap();
         assert_eq!(staging.held_bytes(), FEWEST_BYTES);
-        near.clear(&staging);
+        near.forget_all(&staging);
         assert_eq!(staging.held_bytes(), 0);
     }
 }

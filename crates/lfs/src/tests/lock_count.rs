@@ -10,7 +10,8 @@ use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
 use forebay_vfs::types::relatime;
 use forebay_vfs::{
-    Attr, FileSystem, Ino, ManualClock, Name, OpenFileRef, OpenFlags, Privileges, SetAttr, SetTime,
+    Attr, FileKind, FileSystem, Ino, ManualClock, Name, NewInode, OpenFileRef, OpenFlags,
+    Privileges, RenameFlags, SetAttr, SetTime,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,5 +198,56 @@ fn lock_count_of_names_and_syncs_stays_low() {
             ("fsync, one dirty block", 14),
         ];
         assert_eq!(found, wanted);
+    });
+}
+
+/// A mount removes names by one call (removals.R6 of the FUSE server). The story: it looked the
+/// inode up and opened it before, with a hold for each, so an unlink took the lock four times.
+#[test]
+fn lock_count_of_removals_by_a_mount_is_one() {
+    Fixture::run(async |fixture| {
+        let (volume, root) = (&fixture.volume, Ino::ROOT);
+        let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+        let (ino, other) = (fixture.look_up("a").await.ino, fixture.look_up("b").await.ino);
+        let directory = NewInode::of(FileKind::Directory, 0o700);
+        let directory = volume.mkdir(root, name("d"), &directory).await.unwrap().ino;
+        volume.link(ino, root, name("l")).await.unwrap();
+        create(volume, "c").await.unwrap();
+        let unlink = |text| volume.remove_keeping(root, name(text), false, &|_| true);
+        // The second hold drops mappings of files without dirty data.
+        let (locks, kept) = fixture.count(unlink("a")).await;
+        assert!(locks == 2 && kept.unwrap().is_none(), "{locks} holds: it has another name");
+        let (locks, kept) = fixture.count(unlink("l")).await;
+        let file = kept.unwrap().expect("it lost its last name");
+        assert_eq!((locks, file.ino()), (1, ino), "UNLINK");
+        let rmdir = volume.remove_keeping(root, name("d"), true, &|_| true);
+        let (locks, kept) = fixture.count(rmdir).await;
+        let removed = kept.unwrap().expect("a directory has one name");
+        assert_eq!((locks, removed.ino()), (1, directory), "RMDIR");
+        let none = RenameFlags::empty();
+        let rename = volume.rename_keeping((root, name("c")), (root, name("b")), none, &|_| true);
+        let (locks, kept) = fixture.count(rename).await;
+        let replaced = kept.unwrap().expect("it lost its last name");
+        assert_eq!((locks, replaced.ino()), (2, other), "RENAME, with the look at mappings");
+        // fs.F3: the inodes live as long as they are open.
+        for (file, ino) in [(file, ino), (removed, directory), (replaced, other)] {
+            assert_eq!(volume.getattr(ino).await.unwrap().nlink, 0);
+            drop(file);
+            assert!(volume.getattr(ino).await.is_err(), "{ino:?} has neither name nor opener");
+        }
+        let kept = volume.remove_keeping(root, name("b"), false, &|_| false).await;
+        assert!(kept.unwrap().is_none(), "the kernel does not know it");
+        // A removal that fails opens nothing.
+        let full = NewInode::of(FileKind::Directory, 0o700);
+        let full = volume.mkdir(root, name("full"), &full).await.unwrap().ino;
+        let new = NewInode::of(FileKind::File, 0o600);
+        volume.mknod(full, name("f"), &new).await.unwrap();
+        for is_directory in [true, false] {
+            let done = volume.remove_keeping(root, name("full"), is_directory, &|_| true).await;
+            assert!(done.is_err(), "it is a directory with an entry");
+        }
+        let same = (root, name("full"));
+        assert!(volume.rename_keeping(same, same, none, &|_| true).await.unwrap().is_none());
+        assert_eq!(volume.0.state.lock().nodes.get(full.0).unwrap().opens, 0);
     });
 }

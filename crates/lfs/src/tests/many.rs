@@ -189,7 +189,7 @@ fn v11_memory_of_volume_counts_in_budget() {
 }
 
 /// Makes a file, and writes it with these flags.
-fn written(volume: &Volume, n: u64, len: usize, flags: IoFlags) {
+pub(super) fn written(volume: &Volume, n: u64, len: usize, flags: IoFlags) {
     let text = format!("w{n}");
     let (name, how) = (Name::new(text.as_bytes()).unwrap(), OpenFlags::READ | OpenFlags::WRITE);
     let (_, file) = block_on(volume.create(Ino::ROOT, name, &FILE, how)).unwrap();
@@ -197,7 +197,7 @@ fn written(volume: &Volume, n: u64, len: usize, flags: IoFlags) {
 }
 
 /// A volume with a cache that has room for all that is written here.
-fn with_cache() -> (DeviceRef, WorldRef, OpenOptions) {
+pub(super) fn with_cache() -> (DeviceRef, WorldRef, OpenOptions) {
     let (device, world) = device(128 << 20);
     let config = Config { huge_pages: false, ..Config::with_budget(64 * MIB) };
     let cache = Some(PageCache::new(config, world.clone()).unwrap());

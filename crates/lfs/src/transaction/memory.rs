@@ -1,5 +1,5 @@
 //! The memory that a volume uses in addition to the page cache: tree nodes, names, changes that no
-//! checkpoint has merged, and buffers of the cleaner.
+//! checkpoint has merged, buffers of the cleaner, and what was read around small files.
 //!
 //! A volume can have its own limit for each of these ([`OpenOptions`]). With `of_budget` the limits
 //! are shares of the budget of the page cache. Then the used memory is claimed from this budget, so
@@ -71,6 +71,9 @@ pub(crate) struct Memory {
     told: AtomicU64,
     /// The bytes of nodes in the last claim.
     told_nodes: AtomicU64,
+    /// Bytes that were read around small files, and those of the last claim.
+    read_ahead: AtomicU64,
+    told_read_ahead: AtomicU64,
     /// The most bytes that changes have used so far.
     changes_most: AtomicU64,
     /// The most bytes that changes used while the log was replayed. They are merged by now.
@@ -81,7 +84,12 @@ impl Memory {
     /// The memory of a volume that was opened with these options, and whose replay took
     /// `replay_peak` bytes of changes.
     pub fn new(options: &OpenOptions, replay_peak: u64) -> Self {
-        let parts = ["nodes of a volume's tree", "names of a volume", "changes of a volume"];
+        let parts = [
+            "nodes of a volume's tree",
+            "names of a volume",
+            "changes of a volume",
+            "small files read ahead",
+        ];
         let cache = options.cache.as_ref().filter(|_| options.of_budget);
         let budget = cache.map(|cache| (cache.clone(), Claim::new(cache, &parts)));
         let shared_of = budget.as_ref().map_or(0, |(cache, _)| cache.budget_bytes());
@@ -91,6 +99,8 @@ impl Memory {
             names_max: AtomicUsize::new(options.inode_cache_bytes),
             told: AtomicU64::new(0),
             told_nodes: AtomicU64::new(0),
+            read_ahead: AtomicU64::new(0),
+            told_read_ahead: AtomicU64::new(0),
             changes_most: AtomicU64::new(0),
             replay_peak,
         }
@@ -114,7 +124,8 @@ impl Memory {
         let nodes = tree.cache().used_bytes();
         let changes = self.changes_most.fetch_max(held.changes, Ordering::Relaxed);
         let changes = changes.max(held.changes) + held.cleaning;
-        let (all, budget) = (nodes as u64 + held.names + changes, cache.budget_bytes());
+        let ahead = self.read_ahead.load(Ordering::Relaxed);
+        let (all, budget) = (nodes as u64 + held.names + changes + ahead, cache.budget_bytes());
         let is_new = budget != self.shared_of.swap(budget, Ordering::Relaxed);
         if !is_new && all.abs_diff(self.told.load(Ordering::Relaxed)) < LITTLE {
             return;
@@ -125,13 +136,21 @@ impl Memory {
             self.names_max.store((budget / NAMES_PART) as usize, Ordering::Relaxed);
         }
         self.told_nodes.store(nodes as u64, Ordering::Relaxed);
-        claim.set(&[nodes as u64, held.names, changes]);
+        self.told_read_ahead.store(ahead, Ordering::Relaxed);
+        claim.set(&[nodes as u64, held.names, changes, ahead]);
     }
 
-    /// Whether the memory of tree nodes differs much from the last claim.
+    /// Whether the memory of tree nodes and of read-ahead differs much from the last claim.
     pub fn is_outdated(&self, tree: &Tree) -> bool {
-        let nodes = tree.cache().used_bytes() as u64;
-        let told = self.told_nodes.load(Ordering::Relaxed);
-        self.budget.is_some() && nodes.abs_diff(told) >= LITTLE
+        let differs = |now: u64, told: &AtomicU64| {
+            self.budget.is_some() && now.abs_diff(told.load(Ordering::Relaxed)) >= LITTLE
+        };
+        differs(tree.cache().used_bytes() as u64, &self.told_nodes)
+            || differs(self.read_ahead.load(Ordering::Relaxed), &self.told_read_ahead)
+    }
+
+    /// Notes the bytes that were read around small files. The next claim has them.
+    pub fn set_read_ahead(&self, bytes: u64) {
+        self.read_ahead.store(bytes, Ordering::Relaxed);
     }
 }

@@ -13,7 +13,7 @@ use crate::transaction::state::State;
 use forebay_vfs::rules::names::{Created, Fate, Made, Removed};
 use forebay_vfs::rules::rename::Moved;
 use forebay_vfs::rules::{self, At, Child};
-use forebay_vfs::{Attr, FileKind, Ino, NewInode, OpenFlags, RenameFlags, Timestamp};
+use forebay_vfs::{Attr, FileKind, Ino, KeepInode, NewInode, OpenFlags, RenameFlags, Timestamp};
 
 /// A directory entry in the form of a change.
 fn entry_at<'a>((dir, name): At<'a>, cookie: Entered, (child, kind): Child) -> Entry<'a> {
@@ -165,6 +165,36 @@ impl State {
     pub fn rmdir(&mut self, at: At<'_>, now: Timestamp) -> Tried<()> {
         let removed = rules::names::rmdir(self, at, now)?;
         self.remove(at, &removed)
+    }
+
+    /// Runs `op`, which removes or replaces the name `at`. If an inode loses its last name by that
+    /// and `keeps` names it, it is counted as open and returned: in the hold of the lock in which
+    /// it loses the name.
+    pub fn keeping(
+        &mut self,
+        at: At<'_>,
+        keeps: KeepInode<'_>,
+        op: impl FnOnce(&mut Self) -> Tried<()>,
+    ) -> Tried<Option<Ino>> {
+        let held = match rules::View::entry(self, at)? {
+            Some((ino, kind)) => {
+                let is_directory = kind == FileKind::Directory;
+                let seen = rules::View::inode(self, ino)?;
+                let is_last = seen.is_some_and(|seen| seen.nlink <= 1 || is_directory);
+                Some(ino).filter(|ino| is_last && keeps(*ino))
+            }
+            None => None,
+        };
+        let Some(ino) = held else { return op(self).map(|()| None) };
+        self.nodes.update(ino.0, |node| node.opens += 1);
+        let done = op(self);
+        let is_unnamed = self.nodes.get(ino.0).is_some_and(|node| node.inode.nlink == 0);
+        if done.is_ok() && is_unnamed {
+            return Ok(Some(ino));
+        }
+        // The name and the inode are as before.
+        self.nodes.update(ino.0, |node| node.opens -= 1);
+        done.map(|()| None)
     }
 
     fn remove(&mut self, at: At<'_>, removed: &Removed) -> Tried<()> {

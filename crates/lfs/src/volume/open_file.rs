@@ -17,8 +17,8 @@ use forebay_iomap::{Handle, Source, Target};
 use forebay_vfs::rules::{self, At, attrs, refuse};
 use forebay_vfs::types::FILE_SIZE_MAX;
 use forebay_vfs::{
-    Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
-    SetAttr, WriteResult, Wrote,
+    Fallocate, FileKind, Ino, KeepInode, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags,
+    Seek, SetAttr, WriteResult, Wrote,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -49,7 +49,12 @@ impl VolumeFile {
         if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
             return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
-        Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
+        Ok(Self::counted(inner, ino, flags))
+    }
+
+    /// The opener of an inode that is counted already.
+    pub fn counted(inner: &Arc<Inner>, ino: Ino, flags: OpenFlags) -> Self {
+        Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() }
     }
 
     /// Holds the inode open during a call. The end of the call does not count as a close.
@@ -350,27 +355,38 @@ impl Inner {
     }
 
     /// Renames. A file that replaces another one is written out before the record of the rename. So
-    /// whenever the new name is durable, its content is, too.
-    pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
+    /// whenever the new name is durable, its content is, too. Returns a replaced inode open if it
+    /// lost its last name and `keeps` names it.
+    pub(crate) async fn rename(
+        &self,
+        (from, to): (At<'_>, At<'_>),
+        flags: RenameFlags,
+        keeps: KeepInode<'_>,
+    ) -> Result<Option<VolumeFile>> {
+        let me = self.me.upgrade().expect("a caller holds the volume");
         let mut written = BTreeSet::new();
         let early = self.plant.has(Planted::RenameBeforeData);
         loop {
             let tried = self.tried(|state, now| {
                 let files = Self::replacing(state, (from, to), flags)?;
-                match files.into_iter().find(|(ino, _)| !written.contains(ino) && !early) {
-                    Some(first) => Ok(Some(first)),
-                    None => state.rename(from, to, flags, now).map(|()| None),
+                let first = files.into_iter().find(|(ino, _)| !written.contains(ino) && !early);
+                if first.is_some() {
+                    return Ok((first, None));
                 }
+                let op = |state: &mut State| state.rename(from, to, flags, now);
+                let kept = state.keeping(to, keeps, op)?;
+                let kept = kept.map(|ino| VolumeFile::counted(&me, ino, OpenFlags::empty()));
+                Ok((None, kept))
             });
             match tried.await {
                 // The write-out runs without a lock, and then the names are looked up again.
-                Ok(Some((ino, content))) => {
+                Ok((Some((ino, content)), _)) => {
                     self.files.unless_removed(&content, content.file.write_out().await)?;
                     written.insert(ino);
                 }
                 done => {
                     self.files.tidy(None, AT_ONCE);
-                    return done.map(drop);
+                    return done.map(|(_, kept)| kept);
                 }
             }
         }

@@ -12,8 +12,9 @@ use forebay_base::task::BoxFuture;
 use forebay_vfs::name::NAME_MAX;
 use forebay_vfs::rules::{self, At};
 use forebay_vfs::{
-    Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFile, OpenFileRef,
-    OpenFlags, Opened, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp, XattrName,
+    Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, KeepInode, Name, NewInode, OpenFile,
+    OpenFileRef, OpenFlags, Opened, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp,
+    XattrName,
 };
 
 impl Volume {
@@ -76,6 +77,18 @@ impl Volume {
             Ok((ino, kind == FileKind::File, value))
         });
         opened.await
+    }
+
+    async fn renamed(
+        &self,
+        (from, to): (At<'_>, At<'_>),
+        flags: RenameFlags,
+        keeps: KeepInode<'_>,
+    ) -> Result<Option<VolumeFile>> {
+        let kept = self.0.rename((from, to), flags, keeps).await?;
+        let (old, new) = ((from.0.0, from.1.as_bytes()), (to.0.0, to.1.as_bytes()));
+        self.0.names.renamed(old, new);
+        Ok(kept)
     }
 
     async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
@@ -236,10 +249,46 @@ impl FileSystem for Volume {
         flags: RenameFlags,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            self.0.rename((dir, name), (new_dir, new_name), flags).await?;
-            let (old, new) = ((dir.0, name.as_bytes()), (new_dir.0, new_name.as_bytes()));
-            self.0.names.renamed(old, new);
-            Ok(())
+            let names = ((dir, name), (new_dir, new_name));
+            self.renamed(names, flags, &|_| false).await.map(drop)
+        })
+    }
+
+    fn remove_keeping<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        is_directory: bool,
+        keeps: KeepInode<'a>,
+    ) -> BoxFuture<'a, Result<Option<OpenFileRef>>> {
+        Box::pin(async move {
+            let at = (dir, name);
+            let kept = self.0.tried(|state, now| {
+                let kept = state.keeping(at, keeps, |state| match is_directory {
+                    true => state.rmdir(at, now),
+                    false => state.unlink(at, now),
+                })?;
+                Ok(kept.map(|ino| VolumeFile::counted(&self.0, ino, OpenFlags::empty())))
+            });
+            let kept = kept.await;
+            // A directory has no content, and the content of a kept file stays.
+            if !is_directory && !matches!(kept, Ok(Some(_))) {
+                self.0.files.tidy(None, AT_ONCE);
+            }
+            Ok(kept?.map(|file| std::sync::Arc::new(file) as OpenFileRef))
+        })
+    }
+
+    fn rename_keeping<'a>(
+        &'a self,
+        from: (Ino, Name<'a>),
+        to: (Ino, Name<'a>),
+        flags: RenameFlags,
+        keeps: KeepInode<'a>,
+    ) -> BoxFuture<'a, Result<Option<OpenFileRef>>> {
+        Box::pin(async move {
+            let kept = self.renamed((from, to), flags, keeps).await?;
+            Ok(kept.map(|file| std::sync::Arc::new(file) as OpenFileRef))
         })
     }
 

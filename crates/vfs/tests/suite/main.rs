@@ -4,6 +4,7 @@
 
 mod coherent;
 mod disk;
+mod keeping;
 mod paths;
 mod readonly;
 mod rules;

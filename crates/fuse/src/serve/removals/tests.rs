@@ -5,10 +5,15 @@ use crate::options::Options;
 use crate::proto::consts::opcode;
 use crate::proto::request::Header;
 use crate::serve::{Answer, Core, Work};
+use forebay_base::Result;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::RealWorld;
 use forebay_testkit::mem_fs::MemFs;
-use forebay_vfs::{FileKind, FileSystem, Name, NewInode, NotifyingFs, RenameFlags, SetAttr};
+use forebay_vfs::{
+    Attr, FileKind, FileSystem, Name, NewInode, NotifyingFs, OpenFileRef, OpenFlags, RenameFlags,
+    SetAttr,
+};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 
@@ -33,7 +38,11 @@ struct Mounted {
 
 impl Mounted {
     fn new() -> Self {
-        let (fs, options) = (Arc::new(MemFs::default()), Options::default());
+        Self::of(Arc::new(MemFs::default()))
+    }
+
+    fn of(fs: Arc<dyn FileSystem>) -> Self {
+        let options = Options::default();
         let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
         let library = NotifyingFs::new(core.fs.clone());
         let observer: Weak<Core> = Arc::downgrade(&core);
@@ -222,4 +231,74 @@ fn removal_of_name_replaced_by_late_operation_answers_estale() {
     all.core.notifier.deliver_all();
     assert_eq!(all.unlink(OTHER, "f"), 0);
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
+}
+
+/// A file system that counts the calls that it gets.
+#[derive(Default)]
+struct Counting {
+    fs: MemFs,
+    calls: AtomicU64,
+}
+
+impl Counting {
+    fn counted(&self) -> &MemFs {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        &self.fs
+    }
+}
+
+impl FileSystem for Counting {
+    forebay_vfs::delegate_file_system!(
+        [counted()]
+        statfs lookup parent getattr getattr_listed setattr mknod mkdir symlink link unlink rmdir
+        rename remove_keeping rename_keeping readlink readdir getxattr setxattr listxattr removexattr
+        open syncfs
+    );
+
+    fn create<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
+        self.counted().create(dir, name, new, flags)
+    }
+}
+
+/// removals.R6. The story: for each UNLINK, RMDIR and RENAME the daemon looked the inode up, opened
+/// it because the kernel knew it, and then removed the name: three calls, each with a hold of the
+/// volume's lock, and a fourth for an inode with another name.
+#[test]
+fn removal_enters_the_file_system_once() {
+    let fs = Arc::new(Counting::default());
+    let all = Mounted::of(fs.clone());
+    let put = |text, kind| {
+        let ino = all.put(text, kind, USER);
+        all.core.inodes.told(ino);
+        ino
+    };
+    let file = put("f", FileKind::File);
+    block_on(fs.link(file, Ino::ROOT, name("link"))).unwrap();
+    let target = put("target", FileKind::File);
+    put("source", FileKind::File);
+    let directory = put("directory", FileKind::Directory);
+    let none = RenameFlags::empty();
+    let calls = |op: &dyn Fn() -> i32| {
+        let before = fs.calls.load(Ordering::Relaxed);
+        assert_eq!(op(), 0);
+        fs.calls.load(Ordering::Relaxed) - before
+    };
+    let found = [
+        ("UNLINK, another name", calls(&|| all.unlink(USER, "f"))),
+        ("UNLINK, the last name", calls(&|| all.unlink(USER, "link"))),
+        ("RMDIR", calls(&|| all.ask(opcode::RMDIR, USER, b"directory\0"))),
+        ("RENAME", calls(&|| all.rename(USER, "source", (Ino::ROOT, "target"), none))),
+    ];
+    assert!(found.iter().all(|(_, calls)| *calls == 1), "R6: {found:?}");
+    for ino in [file, target, directory] {
+        assert_eq!(block_on(fs.getattr(ino)).map(|attr| attr.nlink).ok(), Some(0), "it is kept");
+        all.core.inodes.forgot(ino, 1);
+        assert!(block_on(fs.getattr(ino)).is_err(), "until the kernel has forgotten it");
+    }
 }

@@ -1,0 +1,200 @@
+//! Windows around small files, for readers that visit them in another order than that of the
+//! device: a listing is in the order of a hash, and the files lie in the order of their creation.
+//!
+//! ```text
+//!   a piece that was not read ahead
+//!        │ one within a window's length was missed recently
+//!        ▼
+//!   its window, 128 KiB of the segment, is read ──▶ kept for the other files in it
+//! ```
+//! Invariants: N24 windows take at most the bytes that their user allows, and one window answers
+//! for any byte. Windows of an older tree are dropped first, then the least recently used. N25 a
+//! window costs credit, and each piece that a window answers earns some. Without credit nearly all
+//! pieces are read alone. So a reader of more files than the windows hold reads little in vain.
+//!
+//! No locks: that of [`super::read_ahead::Near`] covers it.
+
+use crate::format::superblock::TreeRoot;
+use forebay_base::units::KIB;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Bytes of a window.
+pub(super) const WINDOW_BYTES: u64 = 128 * KIB;
+/// Missed pieces that are remembered.
+const MISSES: usize = 32;
+/// Credit: what a window costs, what a piece out of a window earns, and what a piece earns for
+/// which no window was read although one was due.
+const COST: u32 = 16;
+const EARNED: u32 = 4;
+const EARNED_ALONE: u32 = 1;
+/// The most credit, and the credit at the start.
+const CREDIT_MAX: u32 = 32 * COST;
+const CREDIT: u32 = 16 * COST;
+
+/// Bytes that were read around a piece.
+struct Window {
+    root: TreeRoot,
+    device: Range<u64>,
+    staged: Range<u64>,
+}
+
+/// The windows of a volume.
+pub(super) struct Around {
+    /// The most recently used one is the last.
+    windows: VecDeque<Window>,
+    /// Windows that contain the last missed pieces, by number.
+    missed: VecDeque<u64>,
+    credit: u32,
+}
+
+impl Default for Around {
+    fn default() -> Self {
+        Self { windows: VecDeque::new(), missed: VecDeque::new(), credit: CREDIT }
+    }
+}
+
+impl Around {
+    /// The staging offset of a piece that a window of this tree contains.
+    pub fn find(&mut self, root: &TreeRoot, at: &Range<u64>) -> Option<u64> {
+        let holds = |window: &Window| {
+            window.root == *root && window.device.start <= at.start && at.end <= window.device.end
+        };
+        let window = self.windows.iter().position(holds)?;
+        let window = self.windows.remove(window)?;
+        let staged = window.staged.start + (at.start - window.device.start);
+        self.windows.push_back(window);
+        self.credit = (self.credit + EARNED).min(CREDIT_MAX);
+        Some(staged)
+    }
+
+    /// Records a missed piece. True: its window should be read (N25).
+    pub fn is_due(&mut self, at: &Range<u64>) -> bool {
+        let number = at.start / WINDOW_BYTES;
+        let is_near = self.missed.iter().any(|missed| missed.abs_diff(number) <= 1);
+        if self.missed.len() == MISSES {
+            self.missed.pop_front();
+        }
+        self.missed.push_back(number);
+        match is_near {
+            true if self.credit >= COST => {
+                self.credit -= COST;
+                true
+            }
+            true => {
+                self.credit += EARNED_ALONE;
+                false
+            }
+            false => false,
+        }
+    }
+
+    /// Adds a window of at most `bytes_max` bytes; returns staged ranges that are not used any more
+    /// (N24).
+    pub fn keep(
+        &mut self,
+        root: TreeRoot,
+        device: Range<u64>,
+        staged: Range<u64>,
+        bytes_max: u64,
+    ) -> Vec<Range<u64>> {
+        let overlaps = |other: &Range<u64>| other.start < device.end && device.start < other.end;
+        let (mut kept, mut dropped) = (VecDeque::new(), Vec::new());
+        for window in self.windows.drain(..) {
+            match window.root != root || overlaps(&window.device) {
+                true => dropped.push(window.staged),
+                false => kept.push_back(window),
+            }
+        }
+        self.windows = kept;
+        self.windows.push_back(Window { root, device, staged });
+        while self.bytes() > bytes_max
+            && let Some(window) = self.windows.pop_front()
+        {
+            dropped.push(window.staged);
+        }
+        dropped
+    }
+
+    /// Removes the window at this staging offset.
+    pub fn take_at(&mut self, staged: u64) -> Option<Range<u64>> {
+        let at = self.windows.iter().position(|window| window.staged.contains(&staged))?;
+        self.windows.remove(at).map(|window| window.staged)
+    }
+
+    /// Removes all windows.
+    pub fn take_all(&mut self) -> Vec<Range<u64>> {
+        self.windows.drain(..).map(|window| window.staged).collect()
+    }
+
+    /// Bytes of all windows.
+    pub fn bytes(&self) -> u64 {
+        self.windows.iter().map(|window| window.staged.end - window.staged.start).sum()
+    }
+}
+
+/// The window of a piece, within its segment.
+pub(super) fn window_of(at: &Range<u64>, segment: &Range<u64>) -> Range<u64> {
+    let start = at.start / WINDOW_BYTES * WINDOW_BYTES;
+    start.max(segment.start)..(start + WINDOW_BYTES).max(at.end).min(segment.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::btree::empty_root;
+    use crate::format::superblock::FILES_TREE;
+
+    /// read_around.N24: windows of an older tree go first, then the least recently used one.
+    #[test]
+    fn n24_windows_have_bounded_memory_and_belong_to_one_tree() {
+        let mut around = Around::default();
+        let tree = |birth| TreeRoot { birth, ..empty_root(FILES_TREE, 0) };
+        let window = |n: u64| n * WINDOW_BYTES..(n + 1) * WINDOW_BYTES;
+        let staged =
+            |n: u64| (1 << 62) + 2 * n * WINDOW_BYTES..(1 << 62) + (2 * n + 1) * WINDOW_BYTES;
+        let piece = |n: u64| n * WINDOW_BYTES + 8192..n * WINDOW_BYTES + 12288;
+        let most = 3 * WINDOW_BYTES;
+        for n in 0..3 {
+            assert!(around.keep(tree(1), window(n), staged(n), most).is_empty());
+        }
+        assert_eq!(around.find(&tree(1), &piece(0)), Some(staged(0).start + 8192));
+        assert_eq!(around.find(&tree(2), &piece(0)), None, "read_ahead.N21");
+        assert_eq!(around.keep(tree(1), window(3), staged(3), most), [staged(1)], "least recent");
+        assert_eq!(around.keep(tree(1), window(3), staged(4), most), [staged(3)], "N24: one each");
+        assert_eq!(around.bytes(), most);
+        assert_eq!(around.take_at(staged(0).start + 4096), Some(staged(0)));
+        assert_eq!(around.keep(tree(2), window(0), staged(5), most), [staged(2), staged(4)]);
+        assert_eq!(around.take_all(), [staged(5)]);
+        // A window ends where its segment ends, and contains its piece.
+        let segment = WINDOW_BYTES + 4096..2 * WINDOW_BYTES + 8192;
+        assert_eq!(window_of(&piece(1), &segment), WINDOW_BYTES + 4096..2 * WINDOW_BYTES);
+        let end = 2 * WINDOW_BYTES - 4096..2 * WINDOW_BYTES + 4096;
+        assert_eq!(window_of(&end, &segment), WINDOW_BYTES + 4096..2 * WINDOW_BYTES + 4096);
+    }
+
+    /// read_around.N25: small files that are drawn out of many more than the windows hold.
+    #[test]
+    fn n25_windows_that_are_not_used_are_not_read() {
+        let root = empty_root(FILES_TREE, 0);
+        for area in [400, 40_000] {
+            let (mut around, mut seed, mut due, mut found) = (Around::default(), 1u64, 0, 0);
+            for n in 0..20_000 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (seed >> 33) % (area * WINDOW_BYTES / 4096) * 4096;
+                let at = at..at + 4096;
+                if around.find(&root, &at).is_some() {
+                    found += 1;
+                } else if around.is_due(&at) {
+                    due += 1;
+                    let device = window_of(&at, &(0..u64::MAX));
+                    let staged = n * WINDOW_BYTES..(n + 1) * WINDOW_BYTES;
+                    around.keep(root, device, staged, 16 * WINDOW_BYTES);
+                }
+            }
+            let paid = 16 + (found * EARNED + 20_000 * EARNED_ALONE) / COST;
+            assert!(due <= paid, "N25: {due} windows, {found} pieces found in them");
+            assert!(due < 1000 + found, "N25: {due} windows of {area}, {found} pieces found");
+        }
+    }
+}

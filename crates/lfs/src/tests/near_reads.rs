@@ -1,0 +1,161 @@
+//! Device reads of small files that lie next to each other.
+//!
+//! No locks.
+
+use crate::tests::many::{with_cache, written};
+use crate::{OpenOptions, Volume};
+use forebay_base::IoFlags;
+use forebay_base::task::block_on;
+use forebay_base::units::MIB;
+use forebay_base::world::WorldRef;
+use forebay_block::target::LogDevice;
+use forebay_block::{BioOp, DeviceRef};
+use forebay_cache::{Config, PageCache};
+use forebay_vfs::{
+    Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges,
+};
+use std::sync::Arc;
+
+const FILES: u64 = 400;
+
+/// A volume with [`FILES`] files of a block each, none of them cached, and a count of reads.
+struct Fixture {
+    volume: Volume,
+    log: Arc<LogDevice>,
+    /// In the order of a listing, which is that of a hash of the name.
+    listed: Vec<DirEntry>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::with(with_cache())
+    }
+
+    fn with((ram, world, options): (DeviceRef, WorldRef, OpenOptions)) -> Self {
+        let log = LogDevice::new(ram, 1 << 16);
+        let device: DeviceRef = log.clone();
+        let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+        (0..FILES).for_each(|n| written(&volume, n, 4096, IoFlags::empty()));
+        block_on(volume.syncfs()).unwrap();
+        block_on(volume.close()).unwrap();
+        drop(volume);
+        let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+        let listed = block_on(volume.readdir(Ino::ROOT, Cookie::START, 1000)).unwrap();
+        assert_eq!(listed.len() as u64, FILES);
+        log.take();
+        Self { volume, log, listed }
+    }
+
+    /// Reads a file, and checks its content.
+    fn read(&self, entry: &DirEntry, flags: IoFlags) {
+        let n: u64 = std::str::from_utf8(&entry.name[1..]).unwrap().parse().unwrap();
+        let file = block_on(self.volume.open(entry.ino, OpenFlags::READ)).unwrap();
+        let mut bytes = [0; 4096];
+        assert_eq!(file.read_slice(0, &mut bytes, flags).unwrap(), 4096);
+        assert!(bytes.iter().all(|byte| *byte == n as u8), "file {n}");
+    }
+
+    /// Device reads since the last call.
+    fn reads(&self) -> usize {
+        self.log.take().iter().filter(|record| record.op == BioOp::Read).count()
+    }
+}
+
+/// The story: `grep -r` and `tar` read files in the order of the listing, which is that of a hash.
+/// Each file took a read of the device of its own, although they all lay next to each other.
+#[test]
+fn n24_small_files_read_in_any_order_take_few_device_reads() {
+    let mut found = Vec::new();
+    for order in ["created", "reversed", "listed"] {
+        for flags in [IoFlags::empty(), IoFlags::HELD_ABOVE, IoFlags::UNCACHED] {
+            let fixture = Fixture::new();
+            let mut entries = fixture.listed.clone();
+            match order {
+                "created" => entries.sort_by_key(|entry| entry.ino),
+                "reversed" => entries.sort_by_key(|entry| std::cmp::Reverse(entry.ino)),
+                _ => {}
+            }
+            entries.iter().for_each(|entry| fixture.read(entry, flags));
+            found.push((order, flags, fixture.reads()));
+        }
+    }
+    assert!(found.iter().all(|(_, _, reads)| *reads as u64 <= FILES / 8), "N24: {found:?}");
+}
+
+/// read_ahead.N21, read_around.N24: a file in a window is written again, and read before and after
+/// the checkpoint that changes the tree; another one is removed, and a new file gets its name. The
+/// windows take no more than their part of the budget, and count as read-ahead.
+#[test]
+fn n21_n24_window_does_not_answer_for_content_written_later() {
+    let fixture = Fixture::new();
+    let (volume, none) = (&fixture.volume, IoFlags::empty());
+    let (half, rest) = fixture.listed.split_at(FILES as usize / 2);
+    half.iter().for_each(|entry| fixture.read(entry, none));
+    let staged = volume.0.staging.held_bytes();
+    assert!(staged > 1 << 20, "windows with the other half: {staged} bytes");
+    assert!(staged <= (4 << 20) + (1 << 20), "N24: a part of the cache, and the streams");
+    let stats = volume.0.options.cache.as_ref().unwrap().stats();
+    assert!(stats.readahead_bytes > FILES * 4096 / 2, "{} bytes", stats.readahead_bytes);
+    let read = |entry: &DirEntry, wanted: u8| {
+        let file = block_on(volume.open(entry.ino, OpenFlags::READ)).unwrap();
+        let mut bytes = [0; 4096];
+        file.read_slice(0, &mut bytes, IoFlags::UNCACHED).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == wanted), "{entry:?}: {} {wanted}", bytes[0]);
+    };
+    let write = |ino: Ino, byte: u8, flags: IoFlags| {
+        let file = block_on(volume.open(ino, OpenFlags::WRITE)).unwrap();
+        file.write_slice(0, &[byte; 4096], flags, Privileges::Keep).unwrap();
+    };
+    let synced = IoFlags::UNCACHED | IoFlags::SYNC;
+    let (written, rest) = rest.split_at(20);
+    let (removed, rest) = rest.split_at(20);
+    written.iter().for_each(|entry| write(entry.ino, 201, synced));
+    written.iter().for_each(|entry| read(entry, 201));
+    // Dirty in the cache, with an open writer.
+    written[..5].iter().for_each(|entry| write(entry.ino, 202, none));
+    written[..5].iter().for_each(|entry| read(entry, 202));
+    let mut made = Vec::new();
+    for entry in removed {
+        let name = Name::new(&entry.name).unwrap();
+        block_on(volume.unlink(Ino::ROOT, name)).unwrap();
+        let new = NewInode::of(FileKind::File, 0o600);
+        let ino = block_on(volume.mknod(Ino::ROOT, name, &new)).unwrap().ino;
+        write(ino, 203, synced);
+        made.push(DirEntry { ino, ..entry.clone() });
+    }
+    let root = volume.0.state.lock().root;
+    block_on(volume.checkpoint()).unwrap();
+    assert_ne!(root, volume.0.state.lock().root);
+    written[..5].iter().for_each(|entry| read(entry, 202));
+    written[5..].iter().for_each(|entry| read(entry, 201));
+    made.iter().for_each(|entry| read(entry, 203));
+    rest.iter().for_each(|entry| fixture.read(entry, none));
+    block_on(volume.close()).unwrap();
+    assert_eq!(volume.0.staging.held_bytes(), 0);
+}
+
+/// read_around.N24. Memory of windows is taken from the frames. Cached content fills them here, and
+/// an uncached reader of small files displaces none of it.
+#[test]
+fn n24_windows_take_no_memory_of_cached_content() {
+    let (ram, world, options) = with_cache();
+    let config = Config { huge_pages: false, ..Config::with_budget(16 * MIB) };
+    let cache = PageCache::new(config, world.clone()).unwrap();
+    let options = OpenOptions { cache: Some(cache.clone()), ..options };
+    let fixture = Fixture::with((ram, world, options));
+    let name = Name::new(b"hot").unwrap();
+    let new = NewInode::of(FileKind::File, 0o600);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let created = block_on(fixture.volume.create(Ino::ROOT, name, &new, both));
+    let (_, hot) = created.unwrap();
+    for n in 0..24 {
+        hot.write_slice(n * MIB, &[9; 1 << 20], IoFlags::empty(), Privileges::Keep).unwrap();
+    }
+    block_on(hot.sync(false)).unwrap();
+    assert!(cache.free_bytes() < MIB, "{} bytes are free", cache.free_bytes());
+    let evicted = cache.stats().evicted_blocks;
+    fixture.reads();
+    fixture.listed.iter().for_each(|entry| fixture.read(entry, IoFlags::UNCACHED));
+    assert_eq!(cache.stats().evicted_blocks, evicted, "cached content was displaced");
+    assert!(fixture.reads() as u64 >= FILES, "no windows");
+}
