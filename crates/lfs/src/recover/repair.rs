@@ -304,7 +304,7 @@ impl State {
                     let place = Place::new(run.at.segment, run.at.offset + skip);
                     let blocks = piece.blocks.min(end - at);
                     if piece.at == Where::Run(place) {
-                        self.map.lost.add(data_id, at..at + blocks, piece.birth);
+                        self.map.lost.add((run.ino, data_id), at..at + blocks, piece.birth);
                     }
                     blocks
                 }

@@ -3,6 +3,8 @@
 //!
 //! No locks.
 
+mod later;
+
 use crate::Volume;
 use crate::tests::faults::{found, synced_at_last};
 use crate::tests::read_only::{lose_block, lose_block_at_next_flush, lose_block_unnoticed};
