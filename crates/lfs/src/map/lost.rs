@@ -83,6 +83,17 @@ impl LostBlocks {
         let piece = lost.look_up(start, NO_BYTES).ok()?;
         Some(start..start + piece.blocks)
     }
+
+    /// The end of the blocks before `end`, without the lost ones that lie directly before it.
+    pub fn end_without(&self, data_id: u64, end: u64) -> u64 {
+        let Some(lost) = self.files.get(&data_id) else { return end };
+        let mut last = end..end;
+        for (start, piece) in lost.pieces().take_while(|(start, _)| *start < end) {
+            let joins = last.end == start;
+            last = if joins { last.start } else { start }..start + piece.blocks;
+        }
+        if last.end < end { end } else { last.start }
+    }
 }
 
 #[cfg(test)]
@@ -101,8 +112,11 @@ mod tests {
         assert_eq!(lost.next(5, 0), Some(10..14), "what was written before it was lost");
         lost.end(5, 11..12, 8);
         assert_eq!((lost.next(5, 0), lost.next(5, 11)), (Some(10..11), Some(12..14)));
+        let ends = [9, 10, 11, 12, 13, 14, 15].map(|end| lost.end_without(5, end));
+        assert_eq!(ends, [9, 10, 10, 12, 12, 12, 15]);
         lost.add((3, 5), 14..20, 7);
         assert_eq!(lost.files().collect::<Vec<_>>(), [(3, vec![10..11, 12..20])]);
+        assert_eq!((lost.end_without(5, 20), lost.end_without(5, 21)), (12, 21));
         lost.end(5, 10..u64::MAX, 9);
         assert!(lost.is_empty() && lost.next(5, 0).is_none());
         lost.add((3, 5), 3..4, 1);

@@ -212,6 +212,7 @@ impl State {
             if node.recorded.data_id == data_id {
                 node.recorded.size = node.recorded.size.min(size);
                 node.regrow = has_lost || size < node.inode.size;
+                node.regrown = size;
             }
         });
         Ok(false)
