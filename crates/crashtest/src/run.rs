@@ -14,7 +14,7 @@ mod ran;
 
 use self::concurrent::Concurrent;
 pub(crate) use self::known::is_nearly_full;
-use self::known::{Known, Shared};
+use self::known::{Known, Shared, has_lost};
 pub(crate) use self::ran::count_flags;
 pub use self::ran::{Decayed, Progress, Ran, Stable, Synced};
 use crate::workload::{Bounds, Meter, Operation, Oracle, Script, Setup, Usage, read_file};
@@ -173,6 +173,9 @@ impl Life<'_> {
         }
         self.bounds.check_memory(volume)?;
         self.bounds.check_closed(volume)?;
+        if has_lost(volume) {
+            return Ok(());
+        }
         let live = self.meter.ended(Operation::ReadAll, volume.digest()).await;
         let live = live.map_err(|e| format!("digest: {e}"))?;
         self.shared.learn(|known| {
@@ -295,7 +298,8 @@ impl Life<'_> {
             }
             oracle.record(op.clone(), flags, wanted, &before);
             if of.is_some() || *op == Op::SyncFs {
-                shared.synced(of, begun, outcome.answer.is_ok());
+                let is_whole = outcome.answer.is_ok() && !has_lost(volume);
+                shared.synced(of, begun, is_whole);
             }
             return Ok(true);
         }

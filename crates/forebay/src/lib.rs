@@ -113,6 +113,6 @@ pub use map::Residency;
 pub use snapshot::{CELLS, FILES, FileSnapshot, Snapshot, StreamSnapshot};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
-    FsckProgress, FsckReport, HeldBack, ReadDir, SpaceStats, Volume, VolumeInfo, VolumeOptions,
-    segment_for,
+    FsckProgress, FsckReport, HeldBack, LostContent, LostFile, ReadDir, SpaceStats, Volume,
+    VolumeInfo, VolumeOptions, segment_for,
 };

@@ -27,7 +27,8 @@ use forebay_block::{
 };
 use forebay_cache::strategy::StablePages;
 pub use forebay_lfs::{
-    AllocMode, AllocStats, CleanStats, FileExtent, HeldBack, SpaceStats, VolumeInfo,
+    AllocMode, AllocStats, CleanStats, FileExtent, HeldBack, LostContent, LostFile, SpaceStats,
+    VolumeInfo,
 };
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, NotifyingFs, OpenFlags, ReadOnly, StatFs, Timestamp};
@@ -336,6 +337,12 @@ impl Volume {
     /// The use of its segments now: what is live, and what is held back from writers.
     pub fn space_stats(&self) -> SpaceStats {
         self.open.volume.space_stats()
+    }
+
+    /// The files with content that the device has lost since the volume was opened: at most `most`
+    /// of them, with at most `most` ranges each, in bytes.
+    pub fn lost_content(&self, most: usize) -> LostContent {
+        self.open.volume.lost_content(most)
     }
 
     /// The damage of the volume, if any. Either recovery found its log damaged and read it up to

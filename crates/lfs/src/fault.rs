@@ -105,11 +105,13 @@ pub enum Planted {
     GrownBySegments,
     /// 32 copies of each write of content stay in memory.
     WritesKept,
+    /// A checkpoint forgets which content the device has lost: reads of it show older content.
+    LostForgotten,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -153,6 +155,7 @@ impl Planted {
         Self::FsckRepeats,
         Self::GrownBySegments,
         Self::WritesKept,
+        Self::LostForgotten,
     ];
 
     /// The name of the fault, for command lines.
@@ -201,6 +204,7 @@ impl Planted {
             Self::FsckRepeats => "fsck-repeats",
             Self::GrownBySegments => "grown-by-segments",
             Self::WritesKept => "writes-kept",
+            Self::LostForgotten => "lost-forgotten",
         }
     }
 

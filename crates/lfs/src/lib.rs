@@ -65,6 +65,7 @@ pub use volume::extents::{FileExtent, FreeSpace};
 pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use volume::grow::grow;
 pub use volume::info::{VolumeInfo, probe};
+pub use volume::status::{LostContent, LostFile};
 pub use volume::{CreateOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

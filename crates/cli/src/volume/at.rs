@@ -10,7 +10,7 @@ use crate::control::proto::Request;
 use crate::control::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
-use forebay::{Cache, CacheConfig, CleanStats, SpaceStats, VolumeOptions};
+use forebay::{Cache, CacheConfig, CleanStats, LostContent, LostFile, SpaceStats, VolumeOptions};
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::{Error, ErrorKind};
@@ -26,6 +26,8 @@ use std::sync::Arc;
 
 /// Most cache memory of a short command, bytes.
 const CACHE_MAX: u64 = 256 * MIB;
+/// Files with lost content that `stat` lists, and ranges of each.
+const LOST_LISTED: usize = 20;
 
 /// A path in a volume, as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -247,6 +249,7 @@ pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
         "read_only": volume.read_only() || volume.damage().is_some(),
         "cleaner": cleaner(&volume.clean_stats()),
         "segment_use": segment_use(&volume.space_stats()),
+        "lost": lost(&volume.lost_content(LOST_LISTED)),
     }))
 }
 
@@ -265,6 +268,22 @@ fn cleaner(stats: &CleanStats) -> Value {
         "discarded": stats.discarded,
         "bad_blocks": stats.bad_blocks,
     })
+}
+
+/// The content that the device has lost since the volume was opened.
+fn lost(list: &LostContent) -> Value {
+    let range = |(offset, len): &(u64, u64)| json!({ "offset": offset, "len": len });
+    let file = |file: &LostFile| {
+        json!({
+            "inode": file.ino.0,
+            "path": file.path.as_ref().map(|path| String::from_utf8_lossy(path).into_owned()),
+            "bytes": file.bytes,
+            "ranges": file.ranges.iter().map(range).collect::<Vec<_>>(),
+            "more_ranges": file.more_ranges,
+        })
+    };
+    let files: Vec<Value> = list.files.iter().map(file).collect();
+    json!({ "files": files, "more_files": list.more_files })
 }
 
 /// The use of the segments now.
@@ -304,6 +323,20 @@ fn uuid(bytes: &[u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_content_is_listed_in_json() {
+        let ranges = vec![(4096, 8192), (65536, 512)];
+        let path = Some(b"/a/b".to_vec());
+        let file = LostFile { ino: Ino(7), path, bytes: 12288, ranges, more_ranges: 3 };
+        let list = lost(&LostContent { files: vec![file], more_files: 2 });
+        assert_eq!(list["more_files"], 2);
+        let wanted = json!({
+            "inode": 7, "path": "/a/b", "bytes": 12288, "more_ranges": 3,
+            "ranges": [{ "offset": 4096, "len": 8192 }, { "offset": 65536, "len": 512 }],
+        });
+        assert_eq!(list["files"], json!([wanted]));
+    }
 
     #[test]
     fn words_are_volumes_or_paths_in_them() {

@@ -72,7 +72,8 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
     ];
     // The cleaner's counters begin when a volume is opened, so only an open volume has any.
     let cleaned = volume.pid.map(|_| ("cleaned", cleaned(&about["cleaner"])));
-    for (name, value) in rows.into_iter().chain(damage).chain(mounted).chain(cleaned) {
+    let lost = lost(&about["lost"]).into_iter().map(|line| ("lost", line));
+    for (name, value) in rows.into_iter().chain(damage).chain(mounted).chain(cleaned).chain(lost) {
         output::line(format!("{name:<11} {value}"));
     }
     Ok(())
@@ -123,6 +124,26 @@ fn cleaned(cleaner: &Value) -> String {
     }
 }
 
+/// The files with lost content, one in a line. A process of an earlier version lists none.
+fn lost(list: &Value) -> Vec<String> {
+    let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let more = |count: &Value, what| match count.as_u64().unwrap_or(0) {
+        0 => String::new(),
+        count => format!("and {count} more {what}"),
+    };
+    let mut lines: Vec<String> = Vec::new();
+    for file in all(&list["files"]) {
+        let inode = format!("inode {}", file["inode"]);
+        let name = file["path"].as_str().map_or(inode.clone(), |path| format!("{path} ({inode})"));
+        let range = |run: &Value| format!("{} bytes at {}", run["len"], run["offset"]);
+        let mut ranges: Vec<String> = all(&file["ranges"]).iter().map(range).collect();
+        ranges.extend(Some(more(&file["more_ranges"], "ranges")).filter(|more| !more.is_empty()));
+        lines.push(format!("{name}: {}", ranges.join(", ")));
+    }
+    lines.extend(Some(more(&list["more_files"], "files")).filter(|more| !more.is_empty()));
+    lines
+}
+
 fn show(named: &Named, attr: &Attr, xattrs: &[String]) {
     let time = |time: forebay_vfs::Timestamp| format!("{}.{:09} UTC", date(time.sec), time.nsec);
     let mut rows = vec![
@@ -142,5 +163,25 @@ fn show(named: &Named, attr: &Attr, xattrs: &[String]) {
     rows.extend(xattrs.iter().map(|name| ("attribute", name.clone())));
     for (name, value) in rows {
         output::line(format!("{name:<10} {value}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_content_is_one_line_for_each_file() {
+        let run = |offset, len| json!({ "offset": offset, "len": len });
+        let named = json!({ "inode": 7, "path": "/a/b", "ranges": [run(4096, 8192), run(0, 512)] });
+        let other = json!({ "inode": 9, "path": null, "ranges": [run(0, 1)], "more_ranges": 3 });
+        let lines = lost(&json!({ "files": [named, other], "more_files": 2 }));
+        let wanted = [
+            "/a/b (inode 7): 8192 bytes at 4096, 512 bytes at 0",
+            "inode 9: 1 bytes at 0, and 3 more ranges",
+            "and 2 more files",
+        ];
+        assert_eq!(lines, wanted);
+        assert!(lost(&Value::Null).is_empty());
     }
 }

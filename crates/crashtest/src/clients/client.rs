@@ -5,7 +5,7 @@
 use super::drop::Dropping;
 use super::file::Opened;
 use super::history::{Change, Kind, NEVER, Span, ZEROS, fill};
-use super::log::{Changed, Log, Synced, of_checkpoint};
+use super::log::{Changed, Log, Synced, lost_blocks, of_checkpoint};
 use super::names::{Answer, How, NameAct};
 use super::plan::{Act, Drop, Step};
 use super::weather::Weather;
@@ -379,9 +379,10 @@ impl Client {
             _ => return,
         };
         if matches!(done, Some(Ok(()))) {
+            let lost = lost_blocks(self.site.volume.as_ref(), self.site.block);
             self.site.log.look(|past| {
                 let end = past.clock;
-                past.syncs.push(Synced { of: synced, begin, end });
+                past.syncs.push(Synced { of: synced, begin, end, lost });
             });
         }
     }

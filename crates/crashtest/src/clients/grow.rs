@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::log::{Changed, of_checkpoint};
+use super::log::{Changed, LostBlocks, of_checkpoint};
 use super::run::Life;
 use crate::workload::{Bounds, Operation};
 use forebay_base::sync::Arc;
@@ -30,7 +30,7 @@ impl Life<'_> {
         let done = self.meter.ended(Operation::Close, volume.close()).await;
         let done = done.map_err(of_checkpoint);
         let is_closed = done.is_ok();
-        self.all_synced(begin, done);
+        self.all_synced(begin, LostBlocks::new(), done);
         drop(volume);
         if !is_closed {
             return Ok(None);

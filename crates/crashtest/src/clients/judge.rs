@@ -6,6 +6,7 @@ use super::client::{all_names, path};
 use super::file::IMAGE;
 use super::ground::IMAGE_BYTES;
 use super::history::{FileHistory, Span};
+use super::log::Synced;
 use super::run::Ran;
 use super::workload::Clients;
 use crate::verdict::{Checked, Found, Recoveries};
@@ -154,9 +155,17 @@ impl Judge<'_> {
         (floor, time): (u64, u64),
     ) -> Checked<()> {
         let past = &self.ran.past;
-        let of =
-            |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
-        let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
+        let of = |sync: &&Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
+        let syncs = || past.syncs.iter().filter(of);
+        // After a loss the syncs of later openers cover the rest of the file, and the size that its
+        // end has without what is lost.
+        let has_lost = |sync: &&Synced| sync.lost.iter().any(|(of, _)| *of == ino);
+        let whole = syncs().filter(|sync| !has_lost(sync)).map(|sync| sync.begin).max();
+        let rest = syncs().map(|sync| sync.begin).max().unwrap_or(0);
+        let synced = whole.unwrap_or(0);
+        let later = syncs().filter(|sync| sync.begin > synced).flat_map(|sync| &sync.lost);
+        let lost: BTreeSet<u64> =
+            later.filter(|(of, _)| *of == ino).map(|(_, number)| *number).collect();
         // By the contract, a direct write, and growth of the file since, may be missing after a
         // durable rename if the disk loses them.
         let floor = if past.has_lost_direct(ino, (synced, time)) { 0 } else { floor };
@@ -165,7 +174,17 @@ impl Judge<'_> {
         let file = past.files.get(&ino).unwrap_or(&unknown);
         let checked = file.check_size(bytes.len() as u64, span);
         let readable = |number: u64| !bad.contains(&(number as usize));
-        let checked = checked.and_then(|()| file.check_where(bytes, self.block, span, readable));
+        // What is lost behind the end of before is a hole.
+        let zeros = |number: u64| {
+            let part = bytes.chunks(self.block as usize).nth(number as usize);
+            part.is_some_and(|part| part.iter().all(|byte| *byte == 0))
+        };
+        let is_older = |number| readable(number) && lost.contains(&number) && !zeros(number);
+        let is_other = |number| readable(number) && !lost.contains(&number);
+        let newer = Span { from: rest.max(floor), ..span };
+        let checked = checked
+            .and_then(|()| file.check_where(bytes, self.block, newer, is_other))
+            .and_then(|()| file.check_where(bytes, self.block, span, is_older));
         let since = format!("synced {synced}, renamed {floor}");
         checked.map_err(|what| format!("#{ino}, at {time}, {since}: {what}"))
     }

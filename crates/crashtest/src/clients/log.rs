@@ -9,16 +9,20 @@ use super::names::{Answer, NameAct, NameOp};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind};
+use forebay_lfs::Volume;
 use forebay_sim::{FaultCounts, SimDisk};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Steps of the world from the begin of an operation to its end, at most: some ten times the most
 /// of 90,000 states.
 pub const OP_STEPS_MAX: u64 = 4_000;
 
+/// Blocks that the disk has lost, as the volume lists them: inodes and numbers.
+pub type LostBlocks = BTreeSet<(u64, u64)>;
+
 /// A sync that was acknowledged: of one inode or of all, and when.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Synced {
     /// `None`: of everything.
     pub of: Option<u64>,
@@ -26,6 +30,18 @@ pub struct Synced {
     pub begin: u64,
     /// End.
     pub end: u64,
+    /// What it does not cover: content that was lost, and whose openers had closed the file.
+    pub lost: LostBlocks,
+}
+
+/// The blocks that a volume lists as lost.
+pub fn lost_blocks(volume: Option<&Volume>, block: u64) -> LostBlocks {
+    let files = volume.map(|volume| volume.lost_content(usize::MAX).files).unwrap_or_default();
+    let blocks = files.iter().flat_map(|file| {
+        let runs = file.ranges.iter().flat_map(|(at, len)| at / block..(at + len) / block);
+        runs.map(|number| (file.ino.0, number))
+    });
+    blocks.collect()
 }
 
 /// What an operation changes.

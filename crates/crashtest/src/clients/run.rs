@@ -12,7 +12,7 @@ use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
 use super::ground::IMAGE_BYTES;
 use super::history::Span;
-use super::log::{Changed, Log, Past, Synced, of_checkpoint};
+use super::log::{Changed, Log, LostBlocks, Past, Synced, lost_blocks, of_checkpoint};
 use super::names::{Names, Orders};
 use super::plan::Step;
 use super::weather::Weather;
@@ -190,13 +190,14 @@ impl Life<'_> {
         }
         self.disk.heal();
         Bounds::of(self.setup).check_cache(cache.as_ref())?;
+        let lost = self.check_lost(&volume, block).await?;
         self.meter.ended(Operation::ReadAll, self.check_files(&volume, &site)).await?;
         drop(site);
         let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
         let done = self.meter.ended(Operation::Close, volume.close()).await;
         let done = done.map_err(of_checkpoint);
         let is_closed = done.is_ok();
-        self.all_synced(begin, done);
+        self.all_synced(begin, lost, done);
         if is_closed { Bounds::of(self.setup).check_closed(&volume) } else { Ok(()) }
     }
 
@@ -231,7 +232,8 @@ impl Life<'_> {
         Bounds::of(self.setup).check_cache(Some(&cache))?;
         self.meter.ended(Operation::ReadAll, self.check_content(&opened, block)).await?;
         let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
-        self.all_synced(begin, self.meter.ended(Operation::Close, file.sync(&handle)).await);
+        let done = self.meter.ended(Operation::Close, file.sync(&handle)).await;
+        self.all_synced(begin, LostBlocks::new(), done);
         Ok(())
     }
 
@@ -274,11 +276,27 @@ impl Life<'_> {
     }
 
     /// Records the end of the last sync of everything, or of the close.
-    pub(super) fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
+    pub(super) fn all_synced(&self, begin: u64, lost: LostBlocks, done: forebay_base::Result<()>) {
         self.log.end(usize::MAX, Changed::Nothing, true, |past| match done {
-            Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock }),
+            Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock, lost }),
             Err(error) => past.note_failed(error.kind(), None, || format!("at the end: {error}")),
         });
+    }
+
+    /// Makes a checkpoint if the disk has lost content: the same is lost afterwards.
+    async fn check_lost(&self, volume: &Volume, block: u64) -> Result<LostBlocks, String> {
+        let lost = lost_blocks(Some(volume), block);
+        if lost.is_empty() {
+            return Ok(lost);
+        }
+        if let Err(error) = self.meter.ended(Operation::Checkpoint, volume.checkpoint()).await {
+            self.give_up(true, || format!("a checkpoint after a loss: {error}"))?;
+        }
+        let later = lost_blocks(Some(volume), block);
+        match later == lost {
+            true => Ok(lost),
+            false => Err(format!("lost are {lost:?}, and after a checkpoint {later:?}")),
+        }
     }
 
     /// Reads every file that has a name.

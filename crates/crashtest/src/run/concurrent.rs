@@ -3,7 +3,7 @@
 //!
 //! No locks across a wait.
 
-use super::known::{Shared, is_nearly_full};
+use super::known::{Shared, has_lost, is_nearly_full};
 use forebay_base::ErrorKind;
 use forebay_base::sync::Arc;
 use forebay_base::world::World;
@@ -39,7 +39,7 @@ impl Concurrent {
                 Self::Clean => volume.clean().await.map(drop),
                 Self::Sync(steps) => {
                     let done = volume.syncfs().await;
-                    shared.synced(None, steps, done.is_ok());
+                    shared.synced(None, steps, done.is_ok() && !has_lost(&volume));
                     done
                 }
             };

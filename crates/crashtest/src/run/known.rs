@@ -82,3 +82,8 @@ pub async fn is_nearly_full(volume: &Volume) -> bool {
     let stat = volume.statfs().await;
     stat.is_ok_and(|stat| stat.blocks_available < stat.blocks / 4)
 }
+
+/// Whether the disk has lost content. Once its files are closed, syncs cover the rest alone.
+pub fn has_lost(volume: &Volume) -> bool {
+    !volume.lost_content(1).files.is_empty()
+}

@@ -125,6 +125,7 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::HalfRename => NAMES,
         Planted::JoinedCommit | Planted::AppendRangeTwice | Planted::SizeOfOneWriter => CLIENTS,
         Planted::ForgottenGroup => DROPPED,
+        Planted::LostForgotten => Hunt { change: |setup| setup.failing = lossy(), ..CLIENTS },
         Planted::RangeReleasedEarly => Hunt { search: by_dropping_on_image, ..DROPPED },
         _ => NAMES,
     }

@@ -63,15 +63,24 @@ impl State {
 
     /// Records the size of a file that has nothing else to write: the extension is a hole. If
     /// content is lost, the size is not recorded without its bytes (lfs.I15).
-    fn publish_end(&mut self, ino: u64) -> Result<()> {
+    pub fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
-        if self.has_lost(data_id) {
-            return Ok(());
-        }
-        let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
+        let live = node.live_size().unwrap_or(node.inode.size);
+        let size = self.recordable_size(ino, data_id, live).filter(|size| *size > published);
+        let Some(size) = size else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.counters.last_sequence() };
-        self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
+        self.append(&[Change::Grow(grow)], Need::Urgent)?;
+        self.nodes.update(ino, |node| node.note_size_recorded(size, size == live));
+        Ok(())
+    }
+
+    /// Records the size of a file without a mapping, if it has lost content. Others have theirs.
+    pub fn publish_closed_end(&mut self, ino: u64) -> Result<()> {
+        match self.nodes.get(ino).is_some_and(|node| node.content.is_none()) {
+            true => self.publish_end(ino),
+            false => Ok(()),
+        }
     }
 }
 

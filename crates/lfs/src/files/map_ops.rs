@@ -481,18 +481,18 @@ impl MapOps for FileOps {
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
             // lfs.I15: a size is recorded only with the records of its bytes, if none is lost.
-            let whole = n + 1 == last && !failed && !state.has_lost(data_id);
-            let grown = grown.filter(|_| whole);
+            let grown = grown.filter(|_| n + 1 == last && !failed);
+            let grown = grown.and_then(|grown| state.recordable_growth(grown, published));
             if pieces.is_empty() && grown.is_none() {
                 continue;
             }
             let done = self.append(&files, &mut state, pieces, grown, data_id, key);
             match done {
-                Ok(()) if grown.is_some() => {
+                Ok(()) => {
+                    let Some(Size { size: new, .. }) = grown else { continue };
                     state.sync_errors.remove(self.ino.0, Lost::Size);
-                    state.nodes.update(self.ino.0, |node| node.regrow &= size < node.inode.size);
+                    state.nodes.update(self.ino.0, |n| n.note_size_recorded(new, new == size));
                 }
-                Ok(()) => {}
                 Err(error) => {
                     // Space was reserved; if there is none nevertheless, a sync reports that.
                     log::error!("{:?}: content could not be published: {error}", self.ino);
@@ -515,8 +515,8 @@ impl MapOps for FileOps {
     fn published_size(&self) -> Option<u64> {
         let files = self.files.upgrade()?;
         let state = files.state.lock();
-        let node = state.nodes.get(self.ino.0)?;
-        self.is_of(node).then(|| node.published())
+        let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
+        Some(state.published_size(self.ino.0, node))
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
@@ -538,7 +538,7 @@ impl MapOps for FileOps {
     fn has_lost_content(&self) -> bool {
         let Some(files) = self.files.upgrade() else { return false };
         let state = files.state.lock();
-        [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.has(self.ino.0, lost))
+        [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.fails(self.ino.0, lost))
     }
 
     /// Appends one record in one step: no request to the device is needed.

@@ -159,7 +159,10 @@ impl OpenFiles {
     pub async fn sync_everything(&self) -> Result<()> {
         let contents: Vec<Arc<Content>> = {
             self.with_space(|state| state.write_times(None)).await?;
-            let state = self.state.lock();
+            let mut state = self.state.lock();
+            // Sizes of closed files with lost content.
+            let with_lost = state.sync_errors.note_sync_of_all();
+            with_lost.into_iter().try_for_each(|ino| state.publish_closed_end(ino))?;
             let is_unsynced = |node: &&Node| {
                 let longer = node.live_size().is_some_and(|size| size > node.published());
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());

@@ -29,10 +29,32 @@ impl LostBlocks {
         self.files.is_empty()
     }
 
-    /// Notes that these blocks are lost, whose content had this birth.
-    pub fn add(&mut self, data_id: u64, blocks: Range<u64>, birth: u64) {
+    /// Notes that these blocks of a file are lost, whose content had this birth.
+    pub fn add(&mut self, (ino, data_id): (u64, u64), blocks: Range<u64>, birth: u64) {
         let lost = Piece::hole(blocks.end - blocks.start, birth);
-        self.files.entry(data_id).or_default().insert(blocks.start, &lost, NO_BYTES);
+        let file = self.files.entry(data_id).or_default();
+        file.insert(blocks.start, &lost, NO_BYTES);
+        file.owner = ino;
+    }
+
+    /// The number of files with lost blocks.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The files, by data id: the inode, and the runs of lost blocks.
+    pub fn files(&self) -> impl Iterator<Item = (u64, Vec<Range<u64>>)> {
+        self.files.values().map(|lost| {
+            let mut runs: Vec<Range<u64>> = Vec::new();
+            for (start, piece) in lost.pieces() {
+                let end = start + piece.blocks;
+                match runs.last_mut().filter(|last| last.end == start) {
+                    Some(last) => last.end = end,
+                    None => runs.push(start..end),
+                }
+            }
+            (lost.owner, runs)
+        })
     }
 
     /// Ends the loss of these blocks where it is older than a new record with this birth (V15).
@@ -61,6 +83,17 @@ impl LostBlocks {
         let piece = lost.look_up(start, NO_BYTES).ok()?;
         Some(start..start + piece.blocks)
     }
+
+    /// The end of the blocks before `end`, without the lost ones that lie directly before it.
+    pub fn end_without(&self, data_id: u64, end: u64) -> u64 {
+        let Some(lost) = self.files.get(&data_id) else { return end };
+        let mut last = end..end;
+        for (start, piece) in lost.pieces().take_while(|(start, _)| *start < end) {
+            let joins = last.end == start;
+            last = if joins { last.start } else { start }..start + piece.blocks;
+        }
+        if last.end < end { end } else { last.start }
+    }
 }
 
 #[cfg(test)]
@@ -71,7 +104,7 @@ mod tests {
     #[test]
     fn v15_v16_lost_block_stays_lost_until_younger_record() {
         let mut lost = LostBlocks::default();
-        lost.add(5, 10..14, 7);
+        lost.add((3, 5), 10..14, 7);
         assert_eq!((lost.next(5, 0), lost.next(5, 12), lost.next(5, 14)), {
             (Some(10..14), Some(12..14), None)
         });
@@ -79,9 +112,14 @@ mod tests {
         assert_eq!(lost.next(5, 0), Some(10..14), "what was written before it was lost");
         lost.end(5, 11..12, 8);
         assert_eq!((lost.next(5, 0), lost.next(5, 11)), (Some(10..11), Some(12..14)));
+        let ends = [9, 10, 11, 12, 13, 14, 15].map(|end| lost.end_without(5, end));
+        assert_eq!(ends, [9, 10, 10, 12, 12, 12, 15]);
+        lost.add((3, 5), 14..20, 7);
+        assert_eq!(lost.files().collect::<Vec<_>>(), [(3, vec![10..11, 12..20])]);
+        assert_eq!((lost.end_without(5, 20), lost.end_without(5, 21)), (12, 21));
         lost.end(5, 10..u64::MAX, 9);
         assert!(lost.is_empty() && lost.next(5, 0).is_none());
-        lost.add(5, 3..4, 1);
+        lost.add((3, 5), 3..4, 1);
         lost.forget(5);
         assert!(lost.is_empty());
     }

@@ -30,6 +30,8 @@ pub(crate) struct Node {
     pub linkable: bool,
     /// A repair removed or lowered its size in records: the size has to be recorded again.
     pub regrow: bool,
+    /// The size that was recorded again since, if no truncation was.
+    pub regrown: u64,
     /// Size of a closed file that has lost content; no record may have it yet.
     pub unlogged_size: Option<u64>,
     /// Content of a regular file that is open or has unwritten data.
@@ -55,6 +57,7 @@ impl Node {
             opens: 0,
             linkable: false,
             regrow: false,
+            regrown: 0,
             unlogged_size: None,
             content: None,
             counted_bytes: 0,
@@ -95,6 +98,12 @@ impl Node {
 impl Node {
     /// The size that recovery restores at least.
     pub fn published(&self) -> u64 {
-        if self.regrow { 0 } else { self.inode.size }
+        if self.regrow { self.regrown.min(self.inode.size) } else { self.inode.size }
+    }
+
+    /// Notes that this size was recorded. Not `is_whole`: the file is longer.
+    pub fn note_size_recorded(&mut self, size: u64, is_whole: bool) {
+        self.regrow &= !is_whole || size < self.inode.size;
+        self.regrown = size;
     }
 }

@@ -304,7 +304,8 @@ impl State {
                     let place = Place::new(run.at.segment, run.at.offset + skip);
                     let blocks = piece.blocks.min(end - at);
                     if piece.at == Where::Run(place) {
-                        self.map.lost.add(data_id, at..at + blocks, piece.birth);
+                        let file = (run.ino, data_id);
+                        self.map.lost.add(file, at..at + blocks, piece.birth);
                     }
                     blocks
                 }
@@ -315,7 +316,9 @@ impl State {
         self.leave_out(data_id, run.ino);
         let lose = |node: &mut Node| {
             let is_own = data_id == node.inode.data_id;
-            node.regrow |= is_own;
+            if is_own {
+                (node.regrow, node.regrown) = (true, 0);
+            }
             is_own
         };
         // An inode that is not in memory gets `regrow` when it is loaded.
@@ -352,6 +355,36 @@ impl State {
             }
         }
         self.sync_errors.worst(ino)
+    }
+
+    /// How much of this size records may have (lfs.I15). `None`: nothing, because content is lost
+    /// and openers of that time are left. Later openers get a size that covers lost blocks, except
+    /// those at the end.
+    pub fn recordable_size(&self, ino: u64, data_id: u64, size: u64) -> Option<u64> {
+        if !self.has_lost(data_id) {
+            return Some(size);
+        }
+        let (unit, end) = (self.layout.block_bytes(), size.div_ceil(self.layout.block_bytes()));
+        let kept = || size.min(self.map.lost.end_without(data_id, end) * unit);
+        self.sync_errors.may_cover_lost(ino).then(kept)
+    }
+
+    /// The growth beyond `published` that records may have.
+    pub fn recordable_growth(&self, grown: Size, published: u64) -> Option<Size> {
+        let size = self.recordable_size(grown.ino, grown.data_id, grown.size);
+        size.filter(|size| *size > published).map(|size| Size { size, ..grown })
+    }
+
+    /// The size that is recorded, as far as records may have it: lost blocks at the end count.
+    pub fn published_size(&self, ino: u64, node: &Node) -> u64 {
+        let published = node.published();
+        let Some(live) = node.live_size().filter(|live| *live > published) else {
+            return published;
+        };
+        match self.recordable_size(ino, node.inode.data_id, live) {
+            Some(kept) if kept <= published => live,
+            _ => published,
+        }
     }
 
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated

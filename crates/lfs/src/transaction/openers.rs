@@ -30,6 +30,10 @@ impl State {
         if node.opens > 0 {
             return;
         }
+        if closes {
+            self.sync_errors.note_closed(ino.0);
+        }
+        let Some(node) = self.nodes.get(ino.0) else { return };
         if node.content.is_some() {
             self.pending_write_back.insert(ino.0);
         }

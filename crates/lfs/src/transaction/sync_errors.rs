@@ -1,6 +1,9 @@
 //! Why inodes cannot be synced, and of which data records were left out. A sync reports the error
 //! until the content is written again, truncated or removed.
 //!
+//! Invariant: E21 content that the device has lost fails each sync of its inode until it is written
+//! again, truncated or removed, or until the last opener of that time has closed the file.
+//!
 //! No locks: the volume's state lock covers it.
 
 use forebay_base::{Error, ErrorKind};
@@ -13,7 +16,8 @@ use std::ops::Range;
 pub(crate) enum Lost {
     /// The log had no space for a size. Recording it is tried again.
     Size,
-    /// The device did not return content. This lasts until the content is overwritten or truncated.
+    /// The device did not return content. A sync reports it until the content is overwritten or
+    /// truncated, or until every opener of that time has closed the file.
     Run,
     /// The log had no space for content. This lasts until every opener has closed the file.
     Data,
@@ -36,6 +40,9 @@ pub(crate) struct LeftOut {
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
+    /// Inodes with lost content of which all openers of that time have closed the file. True: it is
+    /// open again, or was synced since.
+    closed: BTreeMap<u64, bool>,
     /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
 }
@@ -43,10 +50,42 @@ pub(crate) struct SyncErrors {
 impl SyncErrors {
     pub fn add(&mut self, ino: u64, reason: Lost) {
         self.reasons.insert((ino, reason));
+        if reason == Lost::Run {
+            self.closed.remove(&ino);
+        }
     }
 
     pub fn remove(&mut self, ino: u64, reason: Lost) {
         self.reasons.remove(&(ino, reason));
+        if reason == Lost::Run {
+            self.closed.remove(&ino);
+        }
+    }
+
+    /// The last opener of the inode has closed it: later openers sync the rest of it.
+    pub fn note_closed(&mut self, ino: u64) {
+        if self.has(ino, Lost::Run) {
+            self.closed.entry(ino).or_default();
+        }
+    }
+
+    /// The inode is open again.
+    pub fn note_opened(&mut self, ino: u64) {
+        if let Some(is_used) = self.closed.get_mut(&ino) {
+            *is_used = true;
+        }
+    }
+
+    /// A sync of everything begins. Returns the inodes of which it covers all but the lost content.
+    pub fn note_sync_of_all(&mut self) -> Vec<u64> {
+        self.closed.values_mut().for_each(|is_used| *is_used = true);
+        self.closed.keys().copied().collect()
+    }
+
+    /// Whether records may have sizes of the inode that cover lost content: a later opener has
+    /// asked for them, or a sync of everything.
+    pub fn may_cover_lost(&self, ino: u64) -> bool {
+        self.closed.get(&ino).is_some_and(|is_used| *is_used)
     }
 
     /// Forgets the reasons of a removed inode.
@@ -58,14 +97,20 @@ impl SyncErrors {
         self.reasons.contains(&(ino, reason))
     }
 
+    /// Whether syncs of the inode fail for this reason.
+    pub fn fails(&self, ino: u64, reason: Lost) -> bool {
+        self.has(ino, reason) && !(reason == Lost::Run && self.closed.contains_key(&ino))
+    }
+
     /// The reason that a sync of the inode reports.
     pub fn worst(&self, ino: u64) -> Option<Lost> {
-        Lost::ALL.into_iter().rev().find(|reason| self.has(ino, *reason))
+        Lost::ALL.into_iter().rev().find(|reason| self.fails(ino, *reason))
     }
 
     /// The inodes that cannot be synced.
     pub fn inos(&self) -> BTreeSet<u64> {
-        self.reasons.iter().map(|(ino, _)| *ino).collect()
+        let fails = |(ino, reason): &&(u64, Lost)| self.fails(*ino, *reason);
+        self.reasons.iter().filter(fails).map(|(ino, _)| *ino).collect()
     }
 
     /// Whether every inode can be synced.
@@ -119,5 +164,22 @@ mod tests {
         assert_eq!((errors.worst(3), errors.worst(5)), (Some(Lost::Size), None));
         errors.forget(3);
         assert_eq!(errors.inos(), BTreeSet::from([4]));
+    }
+
+    /// E21: a close before the loss does not count, and a new loss starts anew.
+    #[test]
+    fn sync_errors_of_lost_content_end_with_last_close() {
+        let mut errors = SyncErrors::default();
+        errors.note_closed(4);
+        errors.add(4, Lost::Run);
+        errors.note_opened(4);
+        assert!(errors.fails(4, Lost::Run) && !errors.may_cover_lost(4));
+        errors.note_closed(4);
+        assert!(errors.has(4, Lost::Run) && !errors.may_cover_lost(4));
+        assert_eq!((errors.worst(4), errors.inos()), (None, BTreeSet::new()));
+        errors.note_opened(4);
+        assert!(errors.may_cover_lost(4) && errors.note_sync_of_all() == [4]);
+        errors.add(4, Lost::Run);
+        assert_eq!((errors.worst(4), errors.may_cover_lost(4)), (Some(Lost::Run), false));
     }
 }

@@ -49,6 +49,7 @@ impl VolumeFile {
         if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
             return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
+        state.sync_errors.note_opened(ino.0);
         Ok(Self::counted(inner, ino, flags))
     }
 

@@ -12,7 +12,35 @@ use crate::volume::Volume;
 use forebay_base::{Error, Result};
 use forebay_iomap::{MapLimits, MapOps, MappedFile};
 use forebay_vfs::{Attr, FileKind, Ino, Name};
+use std::ops::Range;
 use std::sync::Arc;
+
+/// A file with content that the device has lost since the volume was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostFile {
+    /// The inode.
+    pub ino: Ino,
+    /// A path of the file from the root directory on, if a lookup has shown one since the first
+    /// query of lost content.
+    pub path: Option<Vec<u8>>,
+    /// Lost bytes, in whole blocks.
+    pub bytes: u64,
+    /// The first ranges that are lost, in order: offset and length, bytes.
+    pub ranges: Vec<(u64, u64)>,
+    /// The number of ranges after those.
+    pub more_ranges: u64,
+}
+
+/// Content that the device has lost since the volume was opened, and that no cache or record holds.
+/// Reads of it fail until it is written anew, punched, truncated or removed, or the volume is
+/// opened again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LostContent {
+    /// The first files, in the order in which their data was made.
+    pub files: Vec<LostFile>,
+    /// The number of files after those.
+    pub more_files: u64,
+}
 
 impl Volume {
     /// The statistics of the cleaner since the volume was opened.
@@ -28,6 +56,34 @@ impl Volume {
     /// The counters of checkpoints since the volume was opened.
     pub fn checkpoint_stats(&self) -> CheckpointStats {
         self.0.checkpoints.stats()
+    }
+
+    /// The files with content that the device has lost since the volume was opened: at most `most`
+    /// of them, with at most `most` ranges each. The first query that finds any makes the volume
+    /// remember names, as [`Volume::remember_names`] does.
+    pub fn lost_content(&self, most: usize) -> LostContent {
+        let (mut list, unit) = (LostContent::default(), self.0.layout.block_bytes());
+        {
+            let state = self.0.state.lock();
+            let lost = &state.map.lost;
+            for (ino, runs) in lost.files().take(most) {
+                let bytes = |run: &Range<u64>| (run.end - run.start) * unit;
+                let listed = runs.iter().take(most).map(|run| (run.start * unit, bytes(run)));
+                list.files.push(LostFile {
+                    ino: Ino(ino),
+                    path: None,
+                    bytes: runs.iter().map(bytes).sum(),
+                    ranges: listed.collect(),
+                    more_ranges: runs.len().saturating_sub(most) as u64,
+                });
+            }
+            list.more_files = lost.file_count().saturating_sub(most) as u64;
+        }
+        if !list.files.is_empty() {
+            self.remember_names();
+        }
+        list.files.iter_mut().for_each(|file| file.path = self.path_of(file.ino));
+        list
     }
 
     /// Cleans the segments with the least live data, as for a writer that waits for space.

@@ -13,6 +13,7 @@
 
 use super::walk::{Held, Walk};
 use super::{Replay, corrupt};
+use crate::fault::Planted;
 use crate::format::change::{Change, Size};
 use crate::format::inode::Inode;
 use crate::format::item::Item;
@@ -165,7 +166,11 @@ impl Resources {
         let mut walk = Walk::new(device, tree, superblock, state, options, replay);
         walk.read_headers(log).await?;
         walk.read_until(until, &mut logged).await?;
-        self.state.lock().correct_left_out(logged, mark)
+        let mut state = self.state.lock();
+        if self.plant.has(Planted::LostForgotten) {
+            logged.wanted.keys().for_each(|data_id| state.map.lost.forget(*data_id));
+        }
+        state.correct_left_out(logged, mark)
     }
 }
 
@@ -212,6 +217,7 @@ impl State {
             if node.recorded.data_id == data_id {
                 node.recorded.size = node.recorded.size.min(size);
                 node.regrow = has_lost || size < node.inode.size;
+                node.regrown = size;
             }
         });
         Ok(false)

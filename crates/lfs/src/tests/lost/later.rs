@@ -1,0 +1,181 @@
+//! Lost content after the openers of that time have closed its file: syncs of later openers, the
+//! list of lost content, the next life of the volume.
+//!
+//! No locks.
+
+use super::*;
+use crate::{LostContent, LostFile};
+
+/// Syncs of the openers of a loss fail, until the last of them has closed the file. Later ones make
+/// durable what is not lost, and reads of the rest fail for the life of the volume. The next one
+/// has the old content. lost.V15, sync_errors.E21.
+#[test]
+fn later_openers_sync_what_is_not_lost() {
+    for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
+        for (checkpoint, append, close) in
+            (0..8).map(|bits| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0))
+        {
+            let shown = format!("sums {sums}, {before:?}, {checkpoint}, {append}, {close}");
+            let setup = volume_setup();
+            let disk = blank(&setup, sums);
+            let wanted = disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+                let (_, second) = create(&volume, "damaged").await.unwrap();
+                let mut synced = prepare(&volume, &damaged, before).await;
+                lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+                if checkpoint {
+                    volume.checkpoint().await.expect("one file is concerned");
+                }
+                let list = LostContent {
+                    files: vec![LostFile {
+                        ino,
+                        path: None,
+                        bytes: BLOCK as u64,
+                        ranges: vec![(LOST * BLOCK as u64, BLOCK as u64)],
+                        more_ranges: 0,
+                    }],
+                    more_files: 0,
+                };
+                assert_eq!(volume.lost_content(9), list);
+                for file in [damaged, second] {
+                    for _ in 0..3 {
+                        is_lost((ino, &file), &synced).await;
+                    }
+                    volume.syncfs().await.expect_err("an opener of that time has it open");
+                    drop(file);
+                }
+                until_closed(&volume, &disk, ino).await;
+                volume.syncfs().await.expect("all openers have closed it");
+                let (_, later) = create(&volume, "damaged").await.unwrap();
+                later.sync(true).await.expect("all openers have closed it");
+                write(&later, BLOCK as u64, &[5; BLOCK]).await.unwrap();
+                synced.resize(synced.len().max(2 * BLOCK), 0);
+                synced[BLOCK..2 * BLOCK].fill(5);
+                if append {
+                    let at = volume.getattr(ino).await.unwrap().size;
+                    write(&later, at, &[6; BLOCK]).await.unwrap();
+                    synced.resize(at as usize, 0);
+                    synced.extend([6; BLOCK]);
+                }
+                later.sync(true).await.expect("what is not lost is durable");
+                let path = Some(b"/damaged".to_vec());
+                assert_eq!(volume.lost_content(9).files[0].path, path, "it was looked up since");
+                let error = later.read(8192, AlignedBuf::new(BLOCK), IoFlags::empty()).await.1;
+                let error = error.expect_err("it is lost").to_string();
+                assert!(error.contains("bytes 8192 to 12288"), "{error}");
+                if close {
+                    drop(later);
+                    volume.close().await.expect("what is not lost is durable");
+                }
+                synced
+            });
+            disk.world().stop();
+            for seed in 0..2 {
+                let there = found(&setup, &disk.power_cut(seed), "damaged");
+                let at = there.iter().zip(&wanted).position(|(a, b)| a != b);
+                let sizes = (there.len(), wanted.len());
+                assert!(there == wanted, "{shown}: {sizes:?}, differs at {at:?}");
+            }
+        }
+    }
+}
+
+/// A file has good content behind a lost block, and both lie behind its end at the last sync. No
+/// close records a size that covers the lost block. A sync of everything does, after the close.
+#[test]
+fn size_over_lost_block_waits_for_sync_after_close() {
+    for (sums, checkpoint) in
+        [true, false].into_iter().flat_map(|sums| [(sums, true), (sums, false)])
+    {
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        let before = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Beyond).await;
+            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            write(&damaged, 3 * BLOCK as u64, &[7; BLOCK]).await.unwrap();
+            damaged.sync(true).await.expect_err("a block of it is lost");
+            drop(damaged);
+            if checkpoint {
+                volume.checkpoint().await.expect("one file is concerned");
+            }
+            let (_, other) = create(&volume, "other").await.unwrap();
+            other.sync(true).await.expect("nothing of this file is lost");
+            let before = disk.cut_state(1);
+            // The error that the volume itself has not seen comes once.
+            volume.syncfs().await.ok();
+            volume.syncfs().await.expect("all openers have closed it");
+            before
+        });
+        disk.world().stop();
+        assert!(after_crash(&setup, &before, "damaged") == [1; BLOCK], "{sums}, {checkpoint}");
+        let there = after_crash(&setup, &disk.cut_state(1), "damaged");
+        let wanted = [[1; BLOCK], [0; BLOCK], [0; BLOCK], [7; BLOCK]].concat();
+        assert!(there == wanted, "{sums}, {checkpoint}: {} bytes", there.len());
+    }
+}
+
+/// A file was truncated to nothing, and lost what was written past the cache since. Once it is
+/// closed, no other file waits for that content.
+#[test]
+fn lost_content_of_truncated_file_stops_no_other_sync() {
+    for sums in [true, false] {
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Tree).await;
+            volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            drop(damaged);
+            for n in 0..4 {
+                let (_, other) = create(&volume, &other(n)).await.unwrap();
+                write(&other, 0, &[9; BLOCK]).await.unwrap();
+                other.sync(true).await.expect("nothing of this file is lost");
+                volume.checkpoint().await.expect("one file is concerned");
+            }
+            volume.syncfs().await.expect("all openers have closed it");
+        });
+        disk.world().stop();
+    }
+}
+
+/// The list of lost content is bounded.
+#[test]
+fn list_of_lost_content_says_how_much_it_leaves_out() {
+    let setup = volume_setup();
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        assert_eq!(volume.lost_content(9), LostContent::default());
+        let mut files = Vec::new();
+        for n in 0..3 {
+            let (ino, file) = create(&volume, &other(n)).await.unwrap();
+            for block in [1, 2, 5, 9] {
+                lose_block(&volume, &disk, (ino, &file), block).await;
+                disk.heal();
+            }
+            files.push(file);
+        }
+        let list = volume.lost_content(2);
+        assert_eq!((list.files.len(), list.more_files), (2, 1));
+        for file in &list.files {
+            assert_eq!((file.bytes, &file.ranges[..]), (16384, &[(4096, 8192), (20480, 4096)][..]));
+            assert_eq!(file.more_ranges, 1);
+        }
+        write(&files[0], 0, &[1; 10 * BLOCK]).await.unwrap();
+        synced_at_last_of_all(&volume).await;
+        assert_eq!(volume.lost_content(9).files.len(), 2, "written anew");
+    });
+    disk.world().stop();
+}
+
+/// The records of other files end what is lost, whatever this sync says of the rest.
+async fn synced_at_last_of_all(volume: &Volume) {
+    for _ in 0..3 {
+        volume.syncfs().await.ok();
+    }
+}
