@@ -34,8 +34,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
-    Written,
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
 };
 use forebay_vfs::Ino;
 use std::ops::Range;
@@ -51,40 +50,6 @@ pub(crate) struct FileOps {
     accepted: Arc<AcceptedContent>,
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
-}
-
-/// Releases a reservation when it is dropped.
-pub(crate) struct Share {
-    pub files: Weak<OpenFiles>,
-    pub key: u64,
-}
-
-impl GiveBack for Share {
-    fn give_back(&self, places: &[Place]) {
-        let Some(files) = self.files.upgrade() else { return };
-        let mut state = files.state.lock();
-        if let Some(grant) = state.end_reservation(self.key) {
-            state.space.settle(grant.cost);
-            grant.segments.iter().for_each(|segment| state.space.land(*segment));
-        }
-        for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
-            files.staging.forget(&(place.device_offset..place.device_offset + place.len));
-        }
-        for place in places {
-            if let Some(at) = files.layout.place_at(place.device_offset) {
-                state.space.segments.hold(at.segment, place.len as i64);
-            }
-        }
-        state.give_back(&files.layout, places);
-        let waited_for = match &mut state.frozen {
-            Some(frozen) => frozen.in_flight.remove(&self.key),
-            None => false,
-        };
-        drop(state);
-        if waited_for {
-            files.reservation_ended.wake_all();
-        }
-    }
 }
 
 fn closed() -> Error {
@@ -502,7 +467,11 @@ impl MapOps for FileOps {
                 }
             }
         }
+        let is_waited_for = reservation.end_if_published() && files.end_grant(&mut state, key);
         drop(state);
+        if is_waited_for {
+            files.reservation_ended.wake_all();
+        }
         files.note_change();
     }
 
