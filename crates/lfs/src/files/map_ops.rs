@@ -23,6 +23,7 @@ use crate::log::{Payload, Run};
 use crate::map::allocated::Told;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
+use crate::names::content::PublishedSize;
 use crate::names::lookup::Stop;
 use crate::names::node::Node;
 use crate::space::Need;
@@ -50,6 +51,8 @@ pub(crate) struct FileOps {
     accepted: Arc<AcceptedContent>,
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
+    /// Shared with the content of the inode, if this is its map.
+    published: Arc<PublishedSize>,
 }
 
 fn closed() -> Error {
@@ -59,17 +62,19 @@ fn closed() -> Error {
 impl FileOps {
     /// The map of an inode.
     pub fn new(files: &OpenFiles, ino: Ino) -> Self {
-        Self::of(files, ino, &files.state.lock())
+        Self::of(files, ino, &files.state.lock(), Arc::default())
     }
 
-    /// The map of an inode, for a caller that holds the state lock.
-    pub fn of(files: &OpenFiles, ino: Ino, state: &State) -> Self {
+    /// The map of an inode, for a caller that holds the state lock. `published`: as in the content
+    /// that it will have.
+    pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<PublishedSize>) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
         let accepted = state.accepted.clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
-        Self { files, device, ino, unit: geometry.block_bytes(), sums, accepted, told }
+        let unit = geometry.block_bytes();
+        Self { files, device, ino, unit, sums, accepted, told, published }
     }
 
     /// Whether this is the map of the inode's present mapping (content.D12).
@@ -482,10 +487,8 @@ impl MapOps for FileOps {
     }
 
     fn published_size(&self) -> Option<u64> {
-        let files = self.files.upgrade()?;
-        let state = files.state.lock();
-        let node = state.nodes.get(self.ino.0)?;
-        self.is_of(node).then(|| node.published())
+        // content.D12, content.D13.
+        self.published.get()
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
@@ -494,8 +497,8 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 files.with_space(|state| state.write_times(Some(self.ino))).await?;
             }
-            let unpublished = |state: &mut State| state.check_published(self.ino.0);
-            files.commit_then(here, unpublished).await?
+            files.commit_all(here).await?;
+            files.check_published(self.ino.0)
         })
     }
 

@@ -97,4 +97,19 @@ impl Node {
     pub fn published(&self) -> u64 {
         if self.regrow { 0 } else { self.inode.size }
     }
+
+    /// Shows the published size to readers without the state lock (content.D13).
+    pub fn show_published(&self) {
+        if let Some(content) = &self.content {
+            content.published.set(self.published());
+        }
+    }
+
+    /// The inode leaves memory, or another copy replaces it: its mapping is not that of an inode
+    /// any more (content.D12).
+    pub fn detach(&self) {
+        if let Some(content) = &self.content {
+            content.published.detach();
+        }
+    }
 }

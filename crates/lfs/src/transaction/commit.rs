@@ -67,8 +67,13 @@ impl Resources {
     /// Writes the queued records and makes them durable. It writes out no file, so maintenance jobs
     /// can call it.
     pub async fn commit_queue(&self) -> Result<()> {
-        let ticket = self.state.lock().queue.last_ticket();
-        self.commit(ticket, false).await
+        self.commit(self.last_ticket(), false).await
+    }
+
+    /// The last ticket. A change whose effects the caller has seen has this one or an earlier one
+    /// (queue.L14).
+    pub fn last_ticket(&self) -> u64 {
+        self.tickets.last().unwrap_or_else(|| self.state.lock().queue.last_ticket())
     }
 
     /// Flushes the device for a purpose other than a commit. If the flush fails, log records that

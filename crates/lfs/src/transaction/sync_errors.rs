@@ -1,8 +1,9 @@
 //! Why inodes cannot be synced, and of which data records were left out. A sync reports the error
 //! until the content is written again, truncated or removed.
 //!
-//! No locks: the volume's state lock covers it.
+//! No locks: the volume's state lock covers it, except for the flag.
 
+use crate::transaction::flag::Flag;
 use forebay_base::{Error, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -38,15 +39,26 @@ pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
     /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
+    /// Set while there is a reason.
+    flag: Flag,
 }
 
 impl SyncErrors {
+    /// Whether some inode cannot be synced, for readers without the state lock. A task that causes
+    /// a reason adds it before it ends its commit or its publishing. So a sync that depends on it
+    /// sees it.
+    pub fn flag(&self) -> Flag {
+        self.flag.clone()
+    }
+
     pub fn add(&mut self, ino: u64, reason: Lost) {
         self.reasons.insert((ino, reason));
+        self.flag.set(true);
     }
 
     pub fn remove(&mut self, ino: u64, reason: Lost) {
         self.reasons.remove(&(ino, reason));
+        self.flag.set(!self.reasons.is_empty());
     }
 
     /// Forgets the reasons of a removed inode.
@@ -119,5 +131,8 @@ mod tests {
         assert_eq!((errors.worst(3), errors.worst(5)), (Some(Lost::Size), None));
         errors.forget(3);
         assert_eq!(errors.inos(), BTreeSet::from([4]));
+        assert!(errors.flag().is_set());
+        errors.forget(4);
+        assert!(!errors.flag().is_set(), "no inode has a reason");
     }
 }
