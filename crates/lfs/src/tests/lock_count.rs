@@ -155,9 +155,9 @@ fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
 
 /// One hold for a change of names. The bar for an fsync is 3, and it takes more, one in each of its
 /// steps: the grant, with the bound on changes; the publish, with the end of the reservation; the
-/// group is taken, laid out and found durable; what is due then. An fsync also takes the times. A
-/// clean sync takes none: sizes, tickets, outstanding content and errors are read from atomics
-/// (content.D13, queue.L14).
+/// group is taken; it is laid out, with the check of what is due; it is found durable. An fsync
+/// also takes the times. A clean sync takes none: sizes, tickets, outstanding content and errors
+/// are read from atomics (content.D13, queue.L14).
 #[test]
 fn lock_count_of_names_and_syncs_stays_low() {
     Fixture::run(async |fixture| {
@@ -193,9 +193,9 @@ fn lock_count_of_names_and_syncs_stays_low() {
             ("its first read", 4),
             ("getattr", 1),
             ("unlink", 2),
-            ("fdatasync, one dirty block", 6),
+            ("fdatasync, one dirty block", 5),
             ("fdatasync, clean", 0),
-            ("fsync, one dirty block", 7),
+            ("fsync, one dirty block", 6),
         ];
         assert_eq!(found, wanted);
     });

@@ -5,6 +5,7 @@
 use crate::log::commit::{Committer, RecordOwner};
 use crate::log::{Group, Pending};
 use crate::transaction::resources::Resources;
+use crate::transaction::state::State;
 use forebay_base::Result;
 use std::time::Duration;
 
@@ -21,7 +22,11 @@ impl RecordOwner for Resources {
     }
 
     fn note_layout(&self, group: &mut Group, bytes: u64) {
-        self.state.lock().note_layout(group, bytes);
+        let mut note = |state: &mut State| state.note_layout(group, bytes);
+        match self.requests.maintainer() {
+            Some(maintainer) => maintainer.on_layout(&mut note),
+            None => note(&mut self.state.lock()),
+        }
     }
 
     fn requeue(&self, group: &mut Group) -> Result<()> {
@@ -40,12 +45,6 @@ impl RecordOwner for Resources {
         if any {
             self.schedule_mark();
             self.note_change();
-        }
-    }
-
-    fn on_written(&self) {
-        if let Some(maintainer) = self.requests.maintainer() {
-            maintainer.on_written();
         }
     }
 }
