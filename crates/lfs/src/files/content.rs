@@ -27,6 +27,11 @@ use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 impl State {
+    /// Whether [`OpenFiles::tidy`] has something to drop, or closed files to inspect.
+    pub fn needs_tidying(&self) -> bool {
+        !self.removed.is_empty() || self.left.has_removed() || !self.pending_write_back.is_empty()
+    }
+
     /// Whether a file can leave the list of closed files with pending write-back: it has nothing to
     /// write, is open again, or was removed. Records its size first.
     fn may_be_let_go(&mut self, ino: u64) -> bool {

@@ -97,6 +97,11 @@ impl PendingWriteBack {
         self.inos.insert(ino);
     }
 
+    /// Whether no closed file has pending write-back.
+    pub fn is_empty(&self) -> bool {
+        self.inos.is_empty()
+    }
+
     /// Whether the file is closed with pending write-back.
     pub fn contains(&self, ino: u64) -> bool {
         self.inos.contains(&ino)
