@@ -19,6 +19,7 @@
 //! write-out.
 
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
@@ -105,17 +106,20 @@ pub struct Reservation {
     owner: Option<Arc<dyn GiveBack>>,
     /// The published parts, by device address. Empty if the map needs no part back.
     published: Mutex<Vec<Range<u64>>>,
+    /// The map has ended it with its last piece.
+    is_ended: AtomicBool,
 }
 
 impl Reservation {
     /// Places that need not be given back.
     pub fn in_place(places: Vec<Place>) -> Self {
-        Self { places, owner: None, published: Mutex::default() }
+        Self { places, owner: None, published: Mutex::default(), is_ended: AtomicBool::new(false) }
     }
 
     /// Places that go back to `owner`.
     pub fn new(places: Vec<Place>, owner: Arc<dyn GiveBack>) -> Self {
-        Self { places, owner: Some(owner), published: Mutex::default() }
+        let (published, is_ended) = (Mutex::default(), AtomicBool::new(false));
+        Self { places, owner: Some(owner), published, is_ended }
     }
 
     /// The places, in the order of the runs asked for. They cover these runs, or the first of them
@@ -135,6 +139,19 @@ impl Reservation {
             _ => published.push(part),
         }
     }
+
+    /// Called by the map after it has published pieces. True, once: all places are published, and
+    /// none has to be returned (O3). The map ends the reservation now, and its owner is not called
+    /// when it is dropped.
+    pub fn end_if_published(&self) -> bool {
+        if self.owner.is_none() {
+            return false;
+        }
+        let published: u64 = self.published.lock().iter().map(|p| p.end - p.start).sum();
+        let is_published = published == self.places.iter().map(|place| place.len).sum();
+        // No two pieces overlap. So no later piece is published, and one caller finds the last one.
+        is_published && !self.is_ended.swap(true, Ordering::AcqRel)
+    }
 }
 
 impl Reservation {
@@ -149,6 +166,9 @@ impl Reservation {
 
     fn give_back(&mut self) {
         let Some(owner) = self.owner.take() else { return };
+        if *self.is_ended.get_mut() {
+            return;
+        }
         let mut published = std::mem::take(&mut *self.published.lock());
         published.sort_unstable_by_key(|p| p.start);
         let mut left = Vec::new();

@@ -16,6 +16,7 @@ pub(crate) mod cleaning;
 mod commit;
 pub(crate) mod counters;
 mod evict;
+pub(crate) mod flag;
 pub(crate) mod frozen;
 mod inode;
 pub(crate) mod items;

@@ -13,7 +13,7 @@ use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
 use crate::format::change::{Change, Size};
 use crate::names::closed::RetainedMapping;
-use crate::names::content::{Content, PendingWriteBack};
+use crate::names::content::{Content, PendingWriteBack, PublishedSize};
 use crate::names::lookup::Tried;
 use crate::names::open_times::OpenTimes;
 use crate::space::Need;
@@ -27,6 +27,11 @@ use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 impl State {
+    /// Whether [`OpenFiles::tidy`] has something to drop, or closed files to inspect.
+    pub fn needs_tidying(&self) -> bool {
+        !self.removed.is_empty() || self.left.has_removed() || !self.pending_write_back.is_empty()
+    }
+
     /// Whether a file can leave the list of closed files with pending write-back: it has nothing to
     /// write, is open again, or was removed. Records its size first.
     fn may_be_let_go(&mut self, ino: u64) -> bool {
@@ -44,6 +49,7 @@ impl State {
         self.close_windows(ino);
         let (content, inode) = self.nodes.update(ino, |node| {
             let content = node.content.take()?;
+            content.published.detach();
             let size = content.file.size();
             // No record may have the size while the device lacks content below it (lfs.I15).
             let is_unlogged = node.regrow && size > node.inode.size;
@@ -94,6 +100,7 @@ impl OpenFiles {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
         let _making = self.making.lock();
+        let published = Arc::new(PublishedSize::default());
         let (size, left, ops) = {
             let mut state = self.state.lock();
             rules::regular(&*state, op, ino)?;
@@ -106,7 +113,7 @@ impl OpenFiles {
             };
             let same = |left: &RetainedMapping| (left.data_id, left.size) == (data_id, size);
             let left = state.left.take(ino.0).map(|left| (left.mapping, same(&left)));
-            (size, left, Arc::new(FileOps::of(self, ino, &state)))
+            (size, left, Arc::new(FileOps::of(self, ino, &state, published.clone())))
         };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
@@ -118,7 +125,8 @@ impl OpenFiles {
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
         let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle, ops, ino, times: OpenTimes::default() });
+        let times = OpenTimes::default();
+        let new = Arc::new(Content { file, handle, ops, ino, times, published });
         let mut state = self.state.lock();
         let attached = state.nodes.update(ino.0, |node| {
             debug_assert!(node.content.is_none(), "D11: made by one at a time");

@@ -23,6 +23,7 @@ use crate::log::{Payload, Run};
 use crate::map::allocated::Told;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
+use crate::names::content::PublishedSize;
 use crate::names::lookup::Stop;
 use crate::names::node::Node;
 use crate::space::Need;
@@ -34,8 +35,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
-    Written,
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
 };
 use forebay_vfs::Ino;
 use std::ops::Range;
@@ -51,40 +51,8 @@ pub(crate) struct FileOps {
     accepted: Arc<AcceptedContent>,
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
-}
-
-/// Releases a reservation when it is dropped.
-pub(crate) struct Share {
-    pub files: Weak<OpenFiles>,
-    pub key: u64,
-}
-
-impl GiveBack for Share {
-    fn give_back(&self, places: &[Place]) {
-        let Some(files) = self.files.upgrade() else { return };
-        let mut state = files.state.lock();
-        if let Some(grant) = state.end_reservation(self.key) {
-            state.space.settle(grant.cost);
-            grant.segments.iter().for_each(|segment| state.space.land(*segment));
-        }
-        for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
-            files.staging.forget(&(place.device_offset..place.device_offset + place.len));
-        }
-        for place in places {
-            if let Some(at) = files.layout.place_at(place.device_offset) {
-                state.space.segments.hold(at.segment, place.len as i64);
-            }
-        }
-        state.give_back(&files.layout, places);
-        let waited_for = match &mut state.frozen {
-            Some(frozen) => frozen.in_flight.remove(&self.key),
-            None => false,
-        };
-        drop(state);
-        if waited_for {
-            files.reservation_ended.wake_all();
-        }
-    }
+    /// Shared with the content of the inode, if this is its map.
+    published: Arc<PublishedSize>,
 }
 
 fn closed() -> Error {
@@ -94,17 +62,19 @@ fn closed() -> Error {
 impl FileOps {
     /// The map of an inode.
     pub fn new(files: &OpenFiles, ino: Ino) -> Self {
-        Self::of(files, ino, &files.state.lock())
+        Self::of(files, ino, &files.state.lock(), Arc::default())
     }
 
-    /// The map of an inode, for a caller that holds the state lock.
-    pub fn of(files: &OpenFiles, ino: Ino, state: &State) -> Self {
+    /// The map of an inode, for a caller that holds the state lock. `published`: as in the content
+    /// that it will have.
+    pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<PublishedSize>) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
         let accepted = state.accepted.clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
-        Self { files, device, ino, unit: geometry.block_bytes(), sums, accepted, told }
+        let unit = geometry.block_bytes();
+        Self { files, device, ino, unit, sums, accepted, told, published }
     }
 
     /// Whether this is the map of the inode's present mapping (content.D12).
@@ -502,7 +472,11 @@ impl MapOps for FileOps {
                 }
             }
         }
+        let is_waited_for = reservation.end_if_published() && files.end_grant(&mut state, key);
         drop(state);
+        if is_waited_for {
+            files.reservation_ended.wake_all();
+        }
         files.note_change();
     }
 
@@ -513,7 +487,13 @@ impl MapOps for FileOps {
     }
 
     fn published_size(&self) -> Option<u64> {
+        // content.D12, content.D13.
+        let published = self.published.get()?;
         let files = self.files.upgrade()?;
+        if !files.has_sync_errors.is_set() {
+            return Some(published);
+        }
+        // Some file has lost content, of which a size may not be recorded.
         let state = files.state.lock();
         let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
         Some(state.published_size(self.ino.0, node))
@@ -525,8 +505,8 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 files.with_space(|state| state.write_times(Some(self.ino))).await?;
             }
-            let unpublished = |state: &mut State| state.check_published(self.ino.0);
-            files.commit_then(here, unpublished).await?
+            files.commit_all(here).await?;
+            files.check_published(self.ino.0)
         })
     }
 

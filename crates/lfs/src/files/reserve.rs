@@ -10,21 +10,22 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::files::map_ops::{FileOps, Share};
+use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::CHANGE_BYTES;
 use crate::files::places::Taken;
+use crate::log::staging::Staging;
 use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
-use crate::transaction::relief::Patience;
+use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::reservations::Grant;
 use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_iomap::{Class, MapFuture, Place, Reservation};
+use forebay_iomap::{Class, GiveBack, MapFuture, Place, Reservation};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Runs that are tried before space is requested, if there is none for all runs.
 const FEW: usize = 16;
@@ -37,6 +38,15 @@ const ROUNDS: u32 = 3;
 
 fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::NoSpace
+}
+
+/// The error of a reservation that has to wait until changes are written (M15).
+fn too_many_changes() -> Error {
+    Error::new(ErrorKind::WouldBlock, "reserve", "too many changes wait to be written")
+}
+
+fn is_waiting_for_changes(error: &Error) -> bool {
+    error.kind() == ErrorKind::WouldBlock
 }
 
 /// Whether a reservation was refused at once for lack of space.
@@ -68,6 +78,9 @@ impl State {
 struct How {
     class: Class,
     over: bool,
+    /// The bound on changes in memory is checked in the hold that makes the grant, because no
+    /// earlier one has done so (M15). Only for content that goes into records.
+    checks_bound: bool,
 }
 
 impl OpenFiles {
@@ -76,6 +89,46 @@ impl OpenFiles {
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
         self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
+    }
+}
+
+/// Releases a reservation when it is dropped.
+pub(crate) struct Share {
+    files: Weak<OpenFiles>,
+    key: u64,
+}
+
+impl GiveBack for Share {
+    fn give_back(&self, places: &[Place]) {
+        let Some(files) = self.files.upgrade() else { return };
+        let mut state = files.state.lock();
+        let is_waited_for = files.end_grant(&mut state, self.key);
+        for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
+            files.staging.forget(&(place.device_offset..place.device_offset + place.len));
+        }
+        for place in places {
+            if let Some(at) = files.layout.place_at(place.device_offset) {
+                state.space.segments.hold(at.segment, place.len as i64);
+            }
+        }
+        state.give_back(&files.layout, places);
+        drop(state);
+        if is_waited_for {
+            files.reservation_ended.wake_all();
+        }
+    }
+}
+
+impl OpenFiles {
+    /// Ends the grant of a reservation: in the hold that publishes its last piece, or when it is
+    /// dropped with places that were not published. True: the caller has to wake the checkpoint
+    /// that waits for it (checkpoint.H14), after the lock.
+    pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
+        if let Some(grant) = state.end_reservation(key) {
+            state.space.settle(grant.cost);
+            grant.segments.iter().for_each(|segment| state.space.land(*segment));
+        }
+        state.frozen.as_mut().is_some_and(|frozen| frozen.in_flight.remove(&key))
     }
 }
 
@@ -140,6 +193,10 @@ impl FileOps {
         let bytes = if direct { 0 } else { flying_bytes };
         let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
         let mut state = files.state.lock();
+        // M15: no change comes between this check and the grant.
+        if staged && how.checks_bound && files.relief(&state) != Relief::None {
+            return Err(too_many_changes());
+        }
         if staged && !state.takes_content(cost, growth) {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
@@ -223,11 +280,10 @@ impl FileOps {
         how: How,
     ) -> Result<MapFuture<'a, Result<Reservation>>> {
         let class = how.class;
-        let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
-        let most = u64::from(files.options.inline_max).min(files.layout.max_inline());
         let joins = class == Class::Sync
             || class == Class::Background && files.state.lock().is_small(self.ino.0);
-        if total <= most && joins {
+        if fits_record(files, runs) && joins {
+            let total = runs.iter().map(|run| run.end - run.start).sum();
             match self.take_staged(files, runs, total, how) {
                 // If space is low, the log is kept for records.
                 Err(error) if is_full(&error) => {}
@@ -256,7 +312,8 @@ impl FileOps {
             // more.
             let waited = std::mem::take(&mut waits) && files.wait_for_cleaner().await;
             let made = waited || patience.make_space(&files.requests).await;
-            let taken = match self.take(&files, &runs, How { class, over }) {
+            let how = How { class, over, checks_bound: false };
+            let taken = match self.take(&files, &runs, how) {
                 Ok(taken) => taken.await,
                 Err(error) => Err(error),
             };
@@ -299,7 +356,7 @@ impl FileOps {
             let state = files.state.lock();
             runs.iter().all(|run| state.is_stored(self.ino.0, run, &self.told))
         };
-        How { class, over }
+        How { class, over, checks_bound: false }
     }
 
     /// M15: changes are written before more space is reserved.
@@ -337,17 +394,21 @@ impl FileOps {
         if let Err(error) = files.check_running("reserve") {
             return MapFuture::Now(Some(Err(error)));
         }
-        if files.is_crowded() {
-            return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
+        let relieved = || MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)) as _);
+        // Content of a sync that goes into records needs one hold: the grant checks the bound.
+        let checks_bound = class == Class::Sync && fits_record(&files, runs);
+        if !checks_bound && files.is_crowded() {
+            return relieved();
         }
         let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
-        let how = self.how(&files, runs, class);
+        let how = How { checks_bound, ..self.how(&files, runs, class) };
         let mut taken = self.take(&files, runs, how);
         if runs.len() > FEW && is_refused(&taken) {
             // Each run counts with a separate record, so a few of them may fit without more space.
             taken = self.take(&files, &runs[..FEW], how);
         }
         match taken {
+            Ok(MapFuture::Now(Some(Err(error)))) if is_waiting_for_changes(&error) => relieved(),
             Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),
             Ok(MapFuture::Later(taken)) => {
                 let runs = runs.to_vec();
@@ -363,6 +424,12 @@ impl FileOps {
             Err(error) => MapFuture::Now(Some(Err(error))),
         }
     }
+}
+
+/// Whether records may have the content of these runs.
+fn fits_record(files: &OpenFiles, runs: &[Range<u64>]) -> bool {
+    let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+    total <= u64::from(files.options.inline_max).min(files.layout.max_inline())
 }
 
 /// The first `bytes` bytes of runs.

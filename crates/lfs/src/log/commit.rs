@@ -38,7 +38,8 @@ pub(crate) trait RecordOwner: Send + Sync {
     /// Takes a free segment for the log.
     fn take_segment(&self) -> Result<u32>;
 
-    /// The group is laid out and takes `bytes` of the log: settles its grants (K12).
+    /// The group is laid out and takes `bytes` of the log: settles its grants (K12). The owner also
+    /// checks whether the log is so long now that something has to be done.
     fn note_layout(&self, group: &mut Group, bytes: u64);
 
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
@@ -49,9 +50,6 @@ pub(crate) trait RecordOwner: Send + Sync {
 
     /// These groups became durable: their content is found on the device from now on.
     fn on_durable(&self, groups: Vec<Group>);
-
-    /// The write of a group has ended, perhaps with an error.
-    fn on_written(&self);
 }
 
 /// The layer that writes data again after a failed write or flush.
@@ -176,7 +174,6 @@ impl Committer<'_> {
             self.owner.on_durable(vec![group]);
             self.log.wake_any();
         }
-        self.owner.on_written();
     }
 
     /// Writes a group that is laid out. The second part of an error: whether a flush may have

@@ -6,19 +6,41 @@
 //! ```
 //! Invariants: L10 tickets follow the order of the queue, and each is used once. L11
 //! `payload_bytes` is the sum over the queued records. L13 each run without checksums is in a
-//! queued record or in `taken` until a flush has covered it.
+//! queued record or in `taken` until a flush has covered it. L14 a reader of [`Tickets`], without
+//! the state lock, that sees any effect of a change gets its ticket, a later one, or none. For
+//! `begin_change` comes before the first effect, and the end of the change after its record is
+//! queued; both are stored with release, as the effects are, and loaded with acquire after them.
 //!
-//! No locks: the volume's state lock covers it.
+//! No locks: the volume's state lock covers it, except for [`Tickets`].
 
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::log::{Pending, Run};
 use forebay_base::Result;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 /// Approximate size of a group, bytes.
 const GROUP_BYTES_MAX: u64 = 1 << 20;
+
+/// The last ticket, for readers without the state lock (L14): twice the ticket, and one more while
+/// a change is being applied.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tickets(Arc<AtomicU64>);
+
+impl Tickets {
+    /// The last ticket. `None`: a change is being applied, and only the state lock tells its end.
+    pub fn last(&self) -> Option<u64> {
+        let seen = self.0.load(Ordering::Acquire);
+        seen.is_multiple_of(2).then_some(seen / 2)
+    }
+
+    fn set(&self, last: u64, is_changing: bool) {
+        self.0.store(2 * last + u64::from(is_changing), Ordering::Release);
+    }
+}
 
 /// Queued records, and the next ticket.
 pub(crate) struct RecordQueue {
@@ -27,13 +49,30 @@ pub(crate) struct RecordQueue {
     taken: VecDeque<(u64, Run)>,
     payload_bytes: u64,
     next_ticket: u64,
+    tickets: Tickets,
 }
 
 impl RecordQueue {
     /// An empty queue of a volume without records.
     pub fn new() -> Self {
-        let (records, taken) = Default::default();
-        Self { records, taken, payload_bytes: 0, next_ticket: 1 }
+        let (records, taken, tickets) = Default::default();
+        Self { records, taken, payload_bytes: 0, next_ticket: 1, tickets }
+    }
+
+    /// The last ticket, for readers without the state lock.
+    pub fn tickets(&self) -> Tickets {
+        self.tickets.clone()
+    }
+
+    /// A change is about to be applied. It ends with [`Self::push`], [`Self::join`] or
+    /// [`Self::end_change`], in the same hold of the state lock (L14).
+    pub fn begin_change(&mut self) {
+        self.tickets.set(self.last_ticket(), true);
+    }
+
+    /// The change has its record, or failed (L14).
+    pub fn end_change(&mut self) {
+        self.tickets.set(self.last_ticket(), false);
     }
 
     /// The ticket of the last queued record, whether it was taken or not; 0: there was none.
@@ -86,6 +125,7 @@ impl RecordQueue {
         self.next_ticket += 1;
         self.payload_bytes += record.payload_bytes();
         self.records.push_back(Pending { ticket, ..record });
+        self.end_change();
         ticket
     }
 
@@ -112,7 +152,9 @@ impl RecordQueue {
         last.changes += record.changes;
         last.payloads.extend(record.payloads);
         last.cost += record.cost;
-        last.ticket
+        let ticket = last.ticket;
+        self.end_change();
+        ticket
     }
 
     /// Takes records, oldest first, up to the size of a group. `None`: a run of one of them was
@@ -226,6 +268,26 @@ mod tests {
         assert_eq!(offsets(&queue, 1), [1024, 512], "the second one is queued again");
         queue.note_covered(1);
         assert_eq!(offsets(&queue, 1), [1024], "a flush has covered the first one");
+    }
+
+    /// L14: a reader without the lock gets no ticket while a change is applied, and the ticket of
+    /// its record from then on.
+    #[test]
+    fn tickets_are_hidden_while_change_is_applied() {
+        let mut queue = RecordQueue::new();
+        let tickets = queue.tickets();
+        assert_eq!(tickets.last(), Some(0));
+        queue.begin_change();
+        assert_eq!(tickets.last(), None, "L14: its effects may be visible");
+        queue.push(record(4096));
+        assert_eq!(tickets.last(), Some(1), "L14: its record is queued");
+        queue.begin_change();
+        queue.join(record(4096));
+        assert_eq!(tickets.last(), Some(1), "it has joined the record");
+        queue.begin_change();
+        assert_eq!(tickets.last(), None);
+        queue.end_change();
+        assert_eq!((tickets.last(), queue.last_ticket()), (Some(1), 1), "it failed");
     }
 
     /// A joined record has the ticket of the record that it is joined to.

@@ -64,6 +64,11 @@ impl RetainedMappings {
         self.removed.extend(self.files.remove(&ino).map(|file| file.mapping));
     }
 
+    /// Whether folios have to be dropped.
+    pub fn has_removed(&self) -> bool {
+        !self.removed.is_empty()
+    }
+
     /// Mappings whose folios have to be dropped.
     pub fn take_removed(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.removed)

@@ -1,13 +1,52 @@
 //! The cached content of an inode in memory, and the closed files with pending write-back.
 //!
-//! No locks: the volume's state lock covers it.
+//! Invariant: D13 a reader without the state lock sees a published size only if the record with
+//! that size is queued, or its change is being applied (queue.L14). The size follows the inode in
+//! each hold of the lock that changes it. So a sync that finds its size published, and commits the
+//! last ticket that it reads then, makes the size durable.
+//!
+//! No locks: the volume's state lock covers it, except for [`PublishedSize`].
 
 use crate::names::closed::RetainedMapping;
 use crate::names::open_times::OpenTimes;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_iomap::{Handle, MapOps, MappedFile};
 use forebay_vfs::Ino;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// The size of an inode that recovery restores at least, for readers without the state lock
+/// (content.D13).
+#[derive(Debug)]
+pub(crate) struct PublishedSize(AtomicU64);
+
+/// The value of a mapping that is not, or not any more, that of its inode (content.D12). No file is
+/// as long.
+const DETACHED: u64 = u64::MAX;
+
+impl Default for PublishedSize {
+    fn default() -> Self {
+        Self(AtomicU64::new(DETACHED))
+    }
+}
+
+impl PublishedSize {
+    /// The size. `None`: the mapping is not that of its inode.
+    pub fn get(&self) -> Option<u64> {
+        let size = self.0.load(Ordering::Acquire);
+        (size != DETACHED).then_some(size)
+    }
+
+    /// The inode has this size. The caller holds the state lock.
+    pub fn set(&self, size: u64) {
+        self.0.store(size, Ordering::Release);
+    }
+
+    /// The mapping is not that of its inode any more. The caller holds the state lock.
+    pub fn detach(&self) {
+        self.set(DETACHED);
+    }
+}
 
 /// The cached content of an inode.
 pub(crate) struct Content {
@@ -19,6 +58,8 @@ pub(crate) struct Content {
     /// The inode.
     pub ino: Ino,
     pub times: OpenTimes,
+    /// Shared with `ops`.
+    pub published: Arc<PublishedSize>,
 }
 
 impl Content {
@@ -54,6 +95,11 @@ impl PendingWriteBack {
     /// Adds a closed file.
     pub fn insert(&mut self, ino: u64) {
         self.inos.insert(ino);
+    }
+
+    /// Whether no closed file has pending write-back.
+    pub fn is_empty(&self) -> bool {
+        self.inos.is_empty()
     }
 
     /// Whether the file is closed with pending write-back.
@@ -108,6 +154,19 @@ pub(crate) const AT_ONCE: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// content.D12, D13: a mapping that is not that of its inode has no published size.
+    #[test]
+    fn published_size_is_none_unless_attached() {
+        let published = PublishedSize::default();
+        assert_eq!(published.get(), None, "content.D12: not attached yet");
+        published.set(0);
+        assert_eq!(published.get(), Some(0));
+        published.set(4096);
+        assert_eq!(published.get(), Some(4096), "D13: it follows the inode");
+        published.detach();
+        assert_eq!(published.get(), None, "content.D12: detached");
+    }
 
     /// The story: with a hundred thousand files that were written and closed, each close inspected
     /// all of them.

@@ -38,19 +38,23 @@ impl InodeTable {
     pub fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         self.nodes.get_mut(&ino).map(|node| {
             node.take_open_times();
-            change(node)
+            let done = change(node);
+            node.show_published();
+            done
         })
     }
 
     /// Adds an inode to memory. False: it replaces another copy.
     pub fn insert(&mut self, ino: u64, node: Node) -> bool {
-        self.nodes.insert(ino, Box::new(node)).is_none()
+        node.show_published();
+        let replaced = self.nodes.insert(ino, Box::new(node));
+        replaced.as_ref().inspect(|node| node.detach()).is_none()
     }
 
     /// Removes an inode from memory.
     pub fn remove(&mut self, ino: u64) -> Option<Box<Node>> {
         self.moved.remove(&ino);
-        self.nodes.remove(&ino)
+        self.nodes.remove(&ino).inspect(|node| node.detach())
     }
 
     /// Number of inodes in memory.

@@ -106,4 +106,19 @@ impl Node {
         self.regrow &= !is_whole || size < self.inode.size;
         self.regrown = size;
     }
+
+    /// Shows the published size to readers without the state lock (content.D13).
+    pub fn show_published(&self) {
+        if let Some(content) = &self.content {
+            content.published.set(self.published());
+        }
+    }
+
+    /// The inode leaves memory, or another copy replaces it: its mapping is not that of an inode
+    /// any more (content.D12).
+    pub fn detach(&self) {
+        if let Some(content) = &self.content {
+            content.published.detach();
+        }
+    }
 }

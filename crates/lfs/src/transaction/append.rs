@@ -112,8 +112,10 @@ impl State {
             }
             _ => Err(Error::new(ErrorKind::InvalidInput, "append", "inline without content")),
         };
+        self.queue.begin_change();
         for change in changes {
             if let Err(error) = self.apply(change, &resolve) {
+                self.queue.end_change();
                 self.space.settle(cost);
                 return Err(error);
             }

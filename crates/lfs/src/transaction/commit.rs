@@ -5,6 +5,7 @@
 use crate::log::commit::{Committer, RecordOwner};
 use crate::log::{Group, Pending};
 use crate::transaction::resources::Resources;
+use crate::transaction::state::State;
 use forebay_base::Result;
 use std::time::Duration;
 
@@ -21,7 +22,11 @@ impl RecordOwner for Resources {
     }
 
     fn note_layout(&self, group: &mut Group, bytes: u64) {
-        self.state.lock().note_layout(group, bytes);
+        let mut note = |state: &mut State| state.note_layout(group, bytes);
+        match self.requests.maintainer() {
+            Some(maintainer) => maintainer.on_layout(&mut note),
+            None => note(&mut self.state.lock()),
+        }
     }
 
     fn requeue(&self, group: &mut Group) -> Result<()> {
@@ -40,12 +45,6 @@ impl RecordOwner for Resources {
         if any {
             self.schedule_mark();
             self.note_change();
-        }
-    }
-
-    fn on_written(&self) {
-        if let Some(maintainer) = self.requests.maintainer() {
-            maintainer.on_written();
         }
     }
 }
@@ -67,8 +66,13 @@ impl Resources {
     /// Writes the queued records and makes them durable. It writes out no file, so maintenance jobs
     /// can call it.
     pub async fn commit_queue(&self) -> Result<()> {
-        let ticket = self.state.lock().queue.last_ticket();
-        self.commit(ticket, false).await
+        self.commit(self.last_ticket(), false).await
+    }
+
+    /// The last ticket. A change whose effects the caller has seen has this one or an earlier one
+    /// (queue.L14).
+    pub fn last_ticket(&self) -> u64 {
+        self.tickets.last().unwrap_or_else(|| self.state.lock().queue.last_ticket())
     }
 
     /// Flushes the device for a purpose other than a commit. If the flush fails, log records that

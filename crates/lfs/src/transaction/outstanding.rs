@@ -9,8 +9,13 @@
 //! Invariant: S17 a file has an entry in `written` from the beginning of its write-out until all of
 //! its content is durable. So a sync cannot miss it.
 //!
-//! No locks: the volume's state lock covers it.
+//! A sync reads without the state lock whether there is any entry: [`Flag`]. Each method that
+//! changes the entries ends by storing it, so content of a file closed before the sync is either
+//! seen, or durable.
+//!
+//! No locks: the volume's state lock covers it, except for the flag.
 
+use crate::transaction::flag::Flag;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Content that is being written out, or was written out.
@@ -50,9 +55,20 @@ pub(crate) struct Outstanding {
     /// Outstanding files, with the sequence number at their last close.
     closed: BTreeMap<u64, u64>,
     written: BTreeMap<u64, Written>,
+    /// Set while there is an entry in `closed` or `written`.
+    flag: Flag,
 }
 
 impl Outstanding {
+    /// Whether some content is not known to be durable, for readers without the state lock.
+    pub fn flag(&self) -> Flag {
+        self.flag.clone()
+    }
+
+    fn show(&self) {
+        self.flag.set(!self.closed.is_empty() || !self.written.is_empty());
+    }
+
     /// Notes that the file was truncated to zero.
     pub fn note_truncated(&mut self, ino: u64) {
         self.truncated.insert(ino);
@@ -70,6 +86,7 @@ impl Outstanding {
     /// Notes that a truncated file was closed.
     pub fn add(&mut self, ino: u64, sequence: u64) {
         self.closed.insert(ino, sequence);
+        self.show();
     }
 
     /// Whether the file has content that is not written out.
@@ -78,6 +95,7 @@ impl Outstanding {
     }
 
     /// Whether all content is durable.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.closed.is_empty() && self.written.is_empty()
     }
@@ -97,6 +115,7 @@ impl Outstanding {
     pub fn forget(&mut self, ino: u64) {
         self.closed.remove(&ino);
         self.written.remove(&ino);
+        self.show();
     }
 
     /// Begins a write-out (S17). `is_lost`: content was lost before the close, and is in the page
@@ -106,7 +125,9 @@ impl Outstanding {
         let new = Written { upto: 0, lost: u32::from(is_lost), repaired: 0 };
         let written = self.written.entry(ino).or_insert(new);
         written.upto = u64::MAX;
-        WriteOut { closed, lost: written.lost, is_whole: written.lost == written.repaired }
+        let (lost, is_whole) = (written.lost, written.lost == written.repaired);
+        self.show();
+        WriteOut { closed, lost, is_whole }
     }
 
     /// Ends a successful write-out whose records have tickets up to `upto`. If the file was closed
@@ -119,6 +140,7 @@ impl Outstanding {
         if let Some(written) = self.written.get_mut(&ino).filter(|_| done.is_whole) {
             (written.upto, written.repaired) = (upto, written.repaired.max(done.lost));
         }
+        self.show();
     }
 
     /// Notes that a failed flush has lost content of the file.
@@ -132,6 +154,7 @@ impl Outstanding {
     /// written again.
     pub fn settle(&mut self, ticket: u64) -> bool {
         self.written.retain(|_, written| written.lost != written.repaired || written.upto > ticket);
+        self.show();
         self.written.values().all(|written| written.lost == written.repaired)
     }
 }
@@ -144,21 +167,24 @@ mod tests {
     #[test]
     fn outstanding_file_closed_during_write_out_stays() {
         let mut files = Outstanding::default();
+        let flag = files.flag();
         files.note_truncated(7);
-        assert!(files.is_truncated(7) && files.is_empty());
+        assert!(files.is_truncated(7) && files.is_empty() && !flag.is_set());
         assert!(files.end_truncated(7) && !files.end_truncated(7));
         files.add(7, 1);
         let first = files.begin(7, false);
         files.add(7, 2);
         files.end(7, first, 5);
         assert!(files.contains(7) && files.settle(5) && !files.is_empty());
+        assert!(flag.is_set(), "a sync without the lock sees it");
         let second = files.begin(7, false);
         files.end(7, second, 6);
         assert!(
             !files.contains(7) && files.settle(5) && !files.is_empty(),
             "ticket 6 is not durable"
         );
-        assert!(files.settle(6) && files.is_empty());
+        assert!(flag.is_set(), "S17: until its ticket is durable");
+        assert!(files.settle(6) && files.is_empty() && !flag.is_set());
     }
 
     /// S17: content that a failed flush has lost is written again before a sync may end.

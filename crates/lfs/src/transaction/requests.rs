@@ -22,6 +22,7 @@
 //!
 //! Lock: one lock, a leaf. It is not held across a wait, nor while a sender is used or dropped.
 
+use crate::transaction::state::State;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{OneReceiver, OneSender, oneshot};
 use forebay_base::world::Nanos;
@@ -38,9 +39,9 @@ pub(crate) trait Maintainer: Send + Sync {
     /// Wakes the maintenance after a request was posted.
     fn wake(&self);
 
-    /// Notes that a group of records was written or failed. Checks whether a checkpoint or cleaning
-    /// is due.
-    fn on_written(&self);
+    /// Calls `note` with the state, which notes that a group of records is laid out. In the same
+    /// hold of the lock it checks whether a checkpoint or cleaning is due.
+    fn on_layout(&self, note: &mut dyn FnMut(&mut State));
 }
 
 /// Requests that no job has taken yet.

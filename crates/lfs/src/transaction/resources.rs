@@ -10,11 +10,13 @@ use crate::device::layout::Layout;
 use crate::fault::Plant;
 use crate::log::Log;
 use crate::log::commit::DataRepair;
+use crate::log::queue::Tickets;
 use crate::log::staging::Staging;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
 use crate::transaction::cleaning::Cleaning;
 use crate::transaction::counters::Sequence;
+use crate::transaction::flag::Flag;
 use crate::transaction::memory::{Held, Memory};
 use crate::transaction::options::OpenOptions;
 use crate::transaction::requests::Requests;
@@ -37,6 +39,12 @@ pub(crate) struct Resources {
     pub state: StateLock,
     /// The volume-wide sequence of content; drawn without the state lock.
     pub sequence: Sequence,
+    /// The last ticket; read without the state lock.
+    pub tickets: Tickets,
+    /// Some content of closed files is outstanding.
+    pub has_outstanding: Flag,
+    /// Some inode cannot be synced.
+    pub has_sync_errors: Flag,
     pub log: Arc<Log>,
     /// The repair that writes data again after a failure.
     pub repair: Box<dyn DataRepair>,

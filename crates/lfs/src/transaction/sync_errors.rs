@@ -4,8 +4,9 @@
 //! Invariant: E21 content that the device has lost fails each sync of its inode until it is written
 //! again, truncated or removed, or until the last opener of that time has closed the file.
 //!
-//! No locks: the volume's state lock covers it.
+//! No locks: the volume's state lock covers it, except for the flag.
 
+use crate::transaction::flag::Flag;
 use forebay_base::{Error, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -45,11 +46,21 @@ pub(crate) struct SyncErrors {
     closed: BTreeMap<u64, bool>,
     /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
+    /// Set while there is a reason.
+    flag: Flag,
 }
 
 impl SyncErrors {
+    /// Whether some inode cannot be synced, for readers without the state lock. A task that causes
+    /// a reason adds it before it ends its commit or its publishing. So a sync that depends on it
+    /// sees it.
+    pub fn flag(&self) -> Flag {
+        self.flag.clone()
+    }
+
     pub fn add(&mut self, ino: u64, reason: Lost) {
         self.reasons.insert((ino, reason));
+        self.flag.set(true);
         if reason == Lost::Run {
             self.closed.remove(&ino);
         }
@@ -57,6 +68,7 @@ impl SyncErrors {
 
     pub fn remove(&mut self, ino: u64, reason: Lost) {
         self.reasons.remove(&(ino, reason));
+        self.flag.set(!self.reasons.is_empty());
         if reason == Lost::Run {
             self.closed.remove(&ino);
         }
@@ -164,6 +176,9 @@ mod tests {
         assert_eq!((errors.worst(3), errors.worst(5)), (Some(Lost::Size), None));
         errors.forget(3);
         assert_eq!(errors.inos(), BTreeSet::from([4]));
+        assert!(errors.flag().is_set());
+        errors.forget(4);
+        assert!(!errors.flag().is_set(), "no inode has a reason");
     }
 
     /// E21: a close before the loss does not count, and a new loss starts anew.

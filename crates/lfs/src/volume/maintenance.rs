@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   requests (space, checkpoint, removals) ──┐
-//!   a group of records was written ──────────┼──▶ due ──▶ at most one job of each kind at a time
+//!   a group of records is laid out ──────────┼──▶ due ──▶ at most one job of each kind at a time
 //!   the oldest change is of age ─────────────┘                  │ ended: answers its requests
 //!                                                               └──▶ checks again what is due
 //! ```
