@@ -89,11 +89,11 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     }
     let mut hint = "`--kernel` looks into the kernel's page cache".to_string();
     for (pid, mut client) in Client::all(own_or_root) {
-        match client.ask(request) {
-            Err(e) if e.status == status::NOT_FOUND => {}
+        match client.answer(request) {
             // The process may be about to end; another one may have the file.
             Err(e) => hint = format!("process {pid} did not answer: {}", e.message),
-            found => return found,
+            Ok(Err(e)) if e.status == status::NOT_FOUND => {}
+            Ok(answer) => return answer,
         }
     }
     let text = format!("{}: no running process has it open", args.file.display());

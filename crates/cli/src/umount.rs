@@ -91,6 +91,7 @@ fn sync(dir: &Path) -> Outcome {
     match asked.map(|mut client| client.ask_for_long(&Request::Sync)) {
         Ok(Err(e)) if e.status != status::NOT_FOUND => Err(failed(e.message)),
         Ok(_) => Ok(()),
+        Err(e) if e.status == status::BUSY => Err(failed(e.message)),
         Err(e) => {
             log::info!("{}: not asked to sync: {}", dir.display(), e.message);
             Ok(())

@@ -1,7 +1,8 @@
 //! The client of the control socket: finds the running process and sends it requests.
 //!
 //! Q1 A process that is asked because it was found, not because the user named it, belongs to a
-//! user that the caller trusts, and delays each answer by at most [`ANSWER_TIME`].
+//! user that the caller trusts, and delays each answer by at most [`ANSWER_TIME`]. (`list` asks
+//! those of all users: it only prints their answers.)
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -16,7 +17,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time for an answer of a process that was found, not named (Q1).
 const ANSWER_TIME: Duration = Duration::from_secs(2);
@@ -31,8 +32,31 @@ pub fn own_or_root(uid: u32) -> bool {
 /// A connection to a running process.
 #[derive(Debug)]
 pub struct Client {
-    reader: BufReader<UnixStream>,
+    reader: BufReader<Timed>,
     path: PathBuf,
+}
+
+/// The stream of a connection. All reads of one answer share its time.
+#[derive(Debug)]
+struct Timed {
+    stream: UnixStream,
+    /// Time for an answer; `None`: no limit.
+    limit: Option<Duration>,
+    /// End of the time for the present answer.
+    until: Option<Instant>,
+}
+
+impl Read for Timed {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(until) = self.until {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(std::io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        self.stream.read(buf)
+    }
 }
 
 impl Client {
@@ -41,20 +65,19 @@ impl Client {
         Self::open_within(path, NAMED_TIME)
     }
 
-    /// The same. Each call on the socket fails after `time`, the connect of a socket whose queue is
-    /// full included.
+    /// The same. Connect, each write and each answer fail after `time`; connect(2) waits while the
+    /// queue of the socket is full.
     fn open_within(path: &Path, time: Duration) -> Outcome<Self> {
         let connected = || -> rustix::io::Result<UnixStream> {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-            for which in [Timeout::Send, Timeout::Recv] {
-                sockopt::set_socket_timeout(&socket, which, Some(time))?;
-            }
+            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(time))?;
             rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(socket.into())
         };
         let stream = connected().map_err(|e| connect_failure(path, &e.into()))?;
-        Ok(Self { reader: BufReader::new(stream), path: path.to_path_buf() })
+        let timed = Timed { stream, limit: Some(time), until: None };
+        Ok(Self { reader: BufReader::new(timed), path: path.to_path_buf() })
     }
 
     /// The process that `which` names; without a name the only one that runs.
@@ -68,10 +91,14 @@ impl Client {
             let found = sockets(uid).into_iter().find(|(p, _)| *p == pid).ok_or_else(none)?;
             return Self::open(&found.1);
         }
-        let mut running = Self::of(sockets(own_uid()).into_iter().map(|(_, path)| path).collect());
+        let paths = sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
+        let (mut running, silent) = Self::of(paths);
+        if let Some(failure) = silent {
+            return Err(failure.hint("choose a process with `--pid PID`"));
+        }
         match running.len() {
             1 => {
-                let client = running.swap_remove(0).1;
+                let mut client = running.swap_remove(0).1;
                 client.limit(Some(NAMED_TIME))?;
                 Ok(client)
             }
@@ -96,24 +123,37 @@ impl Client {
     }
 
     fn trusted(paths: Vec<PathBuf>, trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
-        let mut all = Self::of(paths);
+        let (mut all, _silent) = Self::of(paths);
         all.retain(|(_, client)| client.peer().is_ok_and(|peer| trusted(peer.uid)));
         all
     }
 
-    /// Clients of the processes that listen on these sockets.
-    fn of(mut paths: Vec<PathBuf>) -> Vec<(u32, Self)> {
+    /// Clients of the processes that listen on these sockets, and the failure of one that did not
+    /// accept in time. Connects to all at once (Q1).
+    fn of(mut paths: Vec<PathBuf>) -> (Vec<(u32, Self)>, Option<Failure>) {
         paths.sort();
         paths.dedup();
-        let open = |path: &PathBuf| {
-            let client = Self::open_within(path, ANSWER_TIME).ok()?;
-            Some((client.pid().ok()?, client))
+        let open = |path: &PathBuf| -> Outcome<(u32, Self)> {
+            let client = Self::open_within(path, ANSWER_TIME)?;
+            Ok((client.pid()?, client))
         };
-        let mut running: Vec<_> = paths.iter().filter_map(open).collect();
+        let opened: Vec<Outcome<(u32, Self)>> = std::thread::scope(|scope| {
+            let opening: Vec<_> =
+                paths.iter().map(|path| scope.spawn(move || open(path))).collect();
+            opening.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        let (mut running, mut silent) = (Vec::new(), None);
+        for found in opened {
+            match found {
+                Ok(client) => running.push(client),
+                Err(failure) if failure.status == status::BUSY => silent = Some(failure),
+                Err(failure) => log::debug!("{}", failure.message),
+            }
+        }
         // A socket may be reached by two names.
         running.sort_by_key(|(pid, _)| *pid);
         running.dedup_by(|(pid, _), (other, _)| pid == other && *pid != 0);
-        running
+        (running, silent)
     }
 
     /// The process that serves the mount that `path` is on.
@@ -132,11 +172,11 @@ impl Client {
         let about = self.ask(&Request::Volume(identity.0, identity.1))?;
         // No limit: a call may take long, for example a sync of much data.
         self.limit(None)?;
-        Ok((RemoteFs::new(self.reader.into_inner()), about))
+        Ok((RemoteFs::new(self.reader.into_inner().stream), about))
     }
 
     fn peer(&self) -> Outcome<Peer> {
-        peer::peer(self.reader.get_ref()).map_err(|e| Failure::io("control socket", &e))
+        peer::peer(&self.reader.get_ref().stream).map_err(|e| Failure::io("control socket", &e))
     }
 
     /// The pid of the process at the other end; 0 if it is not visible in this pid namespace.
@@ -144,9 +184,12 @@ impl Client {
         Ok(self.peer()?.pid)
     }
 
-    /// Sets how long a read waits for more bytes of an answer; `None`: no limit.
-    fn limit(&self, time: Option<Duration>) -> Outcome {
-        let set = self.reader.get_ref().set_read_timeout(time);
+    /// Sets the time for each write and each answer; `None`: no limit.
+    fn limit(&mut self, time: Option<Duration>) -> Outcome {
+        let timed = self.reader.get_mut();
+        (timed.limit, timed.until) = (time, None);
+        let set = timed.stream.set_write_timeout(time);
+        let set = set.and_then(|()| timed.stream.set_read_timeout(time));
         set.map_err(|e| Failure::io("control socket", &e))
     }
 
@@ -158,8 +201,15 @@ impl Client {
 
     /// Sends one request and waits for its reply.
     pub fn ask(&mut self, request: &Request) -> Outcome<Value> {
+        self.answer(request)?
+    }
+
+    /// The same. The outer result is of the connection, the inner one the answer.
+    pub fn answer(&mut self, request: &Request) -> Outcome<Outcome<Value>> {
         let failure = |e: &std::io::Error| Failure::io("control socket", e);
-        match writeln!(self.reader.get_mut(), "{}", request.encode()) {
+        let timed = self.reader.get_mut();
+        timed.until = timed.limit.map(|time| Instant::now() + time);
+        match writeln!(timed.stream, "{}", request.encode()) {
             // The process has closed the connection without reading the request. Its reply, already
             // sent, says why.
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
@@ -171,7 +221,7 @@ impl Client {
         if !line.ends_with('\n') {
             return Err(Failure::new("control socket: the running process closed the connection"));
         }
-        decode_reply(&line).map_err(refused)
+        Ok(decode_reply(&line).map_err(refused))
     }
 }
 
@@ -194,6 +244,10 @@ fn connect_failure(path: &Path, e: &std::io::Error) -> Failure {
         std::io::ErrorKind::PermissionDenied => {
             Failure::io(text, e).hint("only the owner of the process and root may ask")
         }
+        std::io::ErrorKind::WouldBlock => {
+            let message = format!("{text}: the process did not accept the connection in time");
+            Failure { message, hint: None, status: status::BUSY }
+        }
         _ => Failure::io(text, e),
     }
 }
@@ -201,6 +255,7 @@ fn connect_failure(path: &Path, e: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixListener;
     use std::process::{Child, Command, Stdio};
 
     struct Running(Child);
@@ -212,19 +267,42 @@ mod tests {
         }
     }
 
+    fn listener(name: &str, queue: i32) -> (PathBuf, std::os::fd::OwnedFd) {
+        let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+        let _old = std::fs::remove_file(&path);
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, queue).unwrap();
+        (path, socket)
+    }
+
     /// Q1. A socket that no process accepts on, with a full queue, held up each command that asks
     /// all mounts: connect(2) waits there without a limit.
     #[test]
     fn socket_with_full_queue_ends_the_connect() {
-        let path = std::env::temp_dir().join(format!("forebay-full-{}", std::process::id()));
-        let _old = std::fs::remove_file(&path);
-        let family = AddressFamily::UNIX;
-        let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&socket, 0).unwrap();
+        let (path, _socket) = listener("full", 0);
         let _fills_it = UnixStream::connect(&path).unwrap();
-        assert!(Client::open_within(&path, Duration::from_millis(50)).is_err());
-        assert!(Client::trusted(vec![path.clone()], |_| true).is_empty());
+        let failure = Client::open_within(&path, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(failure.status, status::BUSY, "{}", failure.message);
+        let (running, silent) = Client::of(vec![path.clone()]);
+        assert!(running.is_empty() && silent.is_some(), "it is not taken for one that is gone");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Q1: the time is that of the answer, not of each byte.
+    #[test]
+    fn answer_that_comes_byte_by_byte_ends_in_time() {
+        let (path, socket) = listener("slow", 1);
+        let mut client = Client::open_within(&path, Duration::from_millis(200)).unwrap();
+        let mut slow = UnixListener::from(socket).accept().unwrap().0;
+        let answers = std::thread::spawn(move || {
+            while slow.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(client.answer(&Request::Stat).is_err());
+        drop(client);
+        answers.join().unwrap();
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! `forebay stat VOLUME` and `forebay stat VOLUME:/PATH`: what a volume, or something in it, is.
 
 use super::at::{Access, Named, OpenVolume, open};
-use super::ls::{attributes, date, kind};
+use super::ls::{attributes, date, kind, show as show_name};
 use crate::control::which::Which;
 use crate::failure::Outcome;
 use crate::output;
@@ -134,7 +134,8 @@ fn lost(list: &Value) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for file in all(&list["files"]) {
         let inode = format!("inode {}", file["inode"]);
-        let name = file["path"].as_str().map_or(inode.clone(), |path| format!("{path} ({inode})"));
+        let path = file["path"].as_str().map(|path| show_name(path.as_bytes()));
+        let name = path.map_or(inode.clone(), |path| format!("{path} ({inode})"));
         let range = |run: &Value| format!("{} bytes at {}", run["len"], run["offset"]);
         let mut ranges: Vec<String> = all(&file["ranges"]).iter().map(range).collect();
         ranges.extend(Some(more(&file["more_ranges"], "ranges")).filter(|more| !more.is_empty()));
@@ -173,11 +174,12 @@ mod tests {
     #[test]
     fn lost_content_is_one_line_for_each_file() {
         let run = |offset, len| json!({ "offset": offset, "len": len });
-        let named = json!({ "inode": 7, "path": "/a/b", "ranges": [run(4096, 8192), run(0, 512)] });
+        let named =
+            json!({ "inode": 7, "path": "/a\n/b", "ranges": [run(4096, 8192), run(0, 512)] });
         let other = json!({ "inode": 9, "path": null, "ranges": [run(0, 1)], "more_ranges": 3 });
         let lines = lost(&json!({ "files": [named, other], "more_files": 2 }));
         let wanted = [
-            "/a/b (inode 7): 8192 bytes at 4096, 512 bytes at 0",
+            "/a\\n/b (inode 7): 8192 bytes at 4096, 512 bytes at 0",
             "inode 9: 1 bytes at 0, and 3 more ranges",
             "and 2 more files",
         ];
