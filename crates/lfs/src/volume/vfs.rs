@@ -276,14 +276,17 @@ impl FileSystem for Volume {
                     true => state.rmdir(at, now),
                     false => state.unlink(at, now),
                 })?;
-                Ok(kept.map(|ino| VolumeFile::counted(&self.0, ino, OpenFlags::empty())))
+                let tidies = !is_directory && kept.is_none() && state.needs_tidying();
+                let kept = kept.map(|ino| VolumeFile::counted(&self.0, ino, OpenFlags::empty()));
+                Ok((kept, tidies))
             });
-            let kept = kept.await;
+            let done = kept.await;
             // A directory has no content, and the content of a kept file stays.
-            if !is_directory && !matches!(kept, Ok(Some(_))) {
+            if done.as_ref().map_or(!is_directory, |(_, tidies)| *tidies) {
                 self.0.files.tidy(None, AT_ONCE);
             }
-            Ok(kept?.map(|file| std::sync::Arc::new(file) as OpenFileRef))
+            let (kept, _) = done?;
+            Ok(kept.map(|file| std::sync::Arc::new(file) as OpenFileRef))
         })
     }
 
