@@ -266,6 +266,12 @@ pub trait MapOps: Send + Sync {
     /// unit, or at the end of `range`.
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
 
+    /// [`MapOps::map`] for a caller that reads nothing: a map that reads content ahead does not do
+    /// it here.
+    fn find(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+        self.map(range)
+    }
+
     /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if there would
     /// be no space to write all of them. The dirty bytes themselves are the grant (see the module),
     /// so there is nothing to give back. The caller reports admitted bytes that became dirty by

@@ -244,13 +244,13 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         let behind = round_up(size, block)..round_down(u64::MAX >> 1, block);
-        let found = self.ops.map(behind.clone()).await?;
+        let found = self.ops.find(behind.clone()).await?;
         if found.device_offset.is_some() || found.offset + found.len < behind.end {
             drop(found);
             return self.shrink(resize, size).await;
         }
         let edge = round_down(size, block)..round_up(size, block);
-        if edge.is_empty() || self.ops.map(edge.clone()).await?.device_offset.is_none() {
+        if edge.is_empty() || self.ops.find(edge.clone()).await?.device_offset.is_none() {
             return Ok(());
         }
         self.rewrite_end(&edge).await

@@ -45,7 +45,7 @@ impl MappedFile {
         let dirty = self.unwritten(&range, 1).first().map(|run| run.start);
         let (mut at, upto) = (range.start, dirty.unwrap_or(range.end));
         while at < upto {
-            let extent = self.ops.map(at..upto).await?;
+            let extent = self.ops.find(at..upto).await?;
             if extent.device_offset.is_some() {
                 return Ok(Some(at));
             }
@@ -66,7 +66,7 @@ impl MappedFile {
                     continue;
                 }
                 let next = dirty.iter().find(|run| run.start > at);
-                let extent = self.ops.map(at..next.map_or(window.end, |run| run.start)).await?;
+                let extent = self.ops.find(at..next.map_or(window.end, |run| run.start)).await?;
                 if extent.device_offset.is_none() {
                     return Ok(at);
                 }

@@ -18,6 +18,7 @@ use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Source, put_crc32c};
 use crate::format::place::SumAlgorithm;
+use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::log::{Payload, Run};
 use crate::map::allocated::Told;
@@ -152,32 +153,30 @@ impl FileOps {
         Ok((self.extent(&files, &range, &piece, found.pin), is_lost))
     }
 
-    /// The extent at the start of a range to be read; its bytes may have been read ahead.
-    async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
+    /// The extent at the start of a range, for which the tree is read, and the root of that tree if
+    /// the extent comes from it.
+    async fn look_up_later(&self, range: &Range<u64>) -> Result<(Extent, Option<TreeRoot>)> {
         let files = self.files()?;
         let (data_id, block) = self.block_of(&files, range.start)?;
         let Found { piece, pin, root, lost } = files.piece_of(data_id, block).await?;
         let piece = self.before_lost(piece, block, lost)?;
-        let mut extent = self.extent(&files, &range, &piece, pin);
         if root.is_none()
             && !self.sums
-            && let Some(recorded) = self.look_up_now(&range)
+            && let Some(recorded) = self.look_up_now(range)
         {
-            return recorded;
+            return Ok((recorded?, None));
         }
-        if let (Some(root), Some(at)) = (root, extent.device_offset)
+        Ok((self.extent(&files, range, &piece, pin), root))
+    }
+
+    /// The extent at the start of a range to be read; its bytes may have been read ahead.
+    async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
+        let files = self.files()?;
+        let (mut extent, root) = self.look_up_later(&range).await?;
+        if let Some(root) = root
             && range.start.is_multiple_of(u64::from(self.unit))
             && files.state.lock().is_small(self.ino.0)
-            && let Some((staged, pin)) = files
-                .near
-                .look_near(
-                    &files.resources,
-                    root,
-                    at..at + extent.len,
-                    &extent.pin,
-                    extent.sums.as_deref(),
-                )
-                .await
+            && let Some((staged, pin)) = files.near.look_near(&files, root, &extent).await
         {
             (extent.device_offset, extent.pin) = (Some(staged), Some(pin));
         }
@@ -369,6 +368,15 @@ impl MapOps for FileOps {
         match self.look_up_now(&range) {
             Some(known) => MapFuture::Now(Some(known)),
             None => MapFuture::Later(Box::pin(self.look_up_near(range))),
+        }
+    }
+
+    fn find(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+        match self.look_up_now(&range) {
+            Some(known) => MapFuture::Now(Some(known)),
+            None => {
+                MapFuture::Later(Box::pin(async move { Ok(self.look_up_later(&range).await?.0) }))
+            }
         }
     }
 

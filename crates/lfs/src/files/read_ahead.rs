@@ -30,6 +30,7 @@ use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
 use forebay_base::units::{KIB, MIB};
 use forebay_cache::stats::Counters;
+use forebay_iomap::Extent;
 use std::ops::Range;
 
 /// Concurrent readers that are distinguished.
@@ -203,19 +204,22 @@ impl Near {
 }
 
 impl Near {
-    /// The staging offset at which bytes of a small file in the tree `root` can be read without
-    /// waiting for the device, and a pin. The bytes are stored at `at`. `pin`: the pin of their
-    /// segment. `sums`: the checksums of their blocks, if any. A buffer that does not match them is
-    /// dropped (N23).
+    /// The staging offset at which an extent of a small file in the tree `root` can be read without
+    /// waiting for the device, and a pin. A buffer that does not match its sums is dropped (N23).
     pub(crate) async fn look_near(
         &self,
         resources: &Resources,
         root: TreeRoot,
-        at: Range<u64>,
-        pin: &Option<Pin>,
-        sums: Option<&[u32]>,
+        extent: &Extent,
     ) -> Option<(u64, Pin)> {
+        let Extent { len, pin, sums, .. } = extent;
+        let at = extent.device_offset.map(|at| at..at + len)?;
         let staging = &*resources.staging;
+        let block = resources.layout.block_bytes();
+        if sums.is_some() && !(at.end - at.start).is_multiple_of(block) {
+            // The sums are of whole blocks.
+            return None;
+        }
         let staged = match self.look(&root, &at, staging, |now| around_max(resources, now)) {
             Look::Alone => return None,
             Look::Held(staged) => staged,
@@ -239,10 +243,11 @@ impl Near {
         };
         // Another reader may have dropped the buffer meanwhile.
         let pin = staging.pin_at(staged, at.end - at.start)?;
-        let (block, mut sound) = (resources.layout.block_bytes() as usize, true);
+        let mut sound = true;
         let read = staging.read_staged(staged, at.end - at.start, |bytes| {
-            let sums = sums.unwrap_or_default();
-            sound = bytes.chunks(block).zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
+            let sums = sums.as_deref().unwrap_or_default();
+            let blocks = bytes.chunks(block as usize);
+            sound = blocks.zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
         });
         if read.is_err() || !sound {
             self.drop_kept(staged, staging);

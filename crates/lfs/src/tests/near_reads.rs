@@ -12,7 +12,7 @@ use forebay_block::target::LogDevice;
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
 use forebay_vfs::{
-    Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges,
+    Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Seek,
 };
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ struct Fixture {
     log: Arc<LogDevice>,
     /// In the order of a listing, which is that of a hash of the name.
     listed: Vec<DirEntry>,
+    /// Bytes of a file.
+    len: usize,
 }
 
 impl Fixture {
@@ -31,11 +33,15 @@ impl Fixture {
         Self::with(with_cache())
     }
 
-    fn with((ram, world, options): (DeviceRef, WorldRef, OpenOptions)) -> Self {
+    fn with(setup: (DeviceRef, WorldRef, OpenOptions)) -> Self {
+        Self::of_size(setup, 4096)
+    }
+
+    fn of_size((ram, world, options): (DeviceRef, WorldRef, OpenOptions), len: usize) -> Self {
         let log = LogDevice::new(ram, 1 << 16);
         let device: DeviceRef = log.clone();
         let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
-        (0..FILES).for_each(|n| written(&volume, n, 4096, IoFlags::empty()));
+        (0..FILES).for_each(|n| written(&volume, n, len, IoFlags::empty()));
         block_on(volume.syncfs()).unwrap();
         block_on(volume.close()).unwrap();
         drop(volume);
@@ -43,15 +49,15 @@ impl Fixture {
         let listed = block_on(volume.readdir(Ino::ROOT, Cookie::START, 1000)).unwrap();
         assert_eq!(listed.len() as u64, FILES);
         log.take();
-        Self { volume, log, listed }
+        Self { volume, log, listed, len }
     }
 
     /// Reads a file, and checks its content.
     fn read(&self, entry: &DirEntry, flags: IoFlags) {
         let n: u64 = std::str::from_utf8(&entry.name[1..]).unwrap().parse().unwrap();
         let file = block_on(self.volume.open(entry.ino, OpenFlags::READ)).unwrap();
-        let mut bytes = [0; 4096];
-        assert_eq!(file.read_slice(0, &mut bytes, flags).unwrap(), 4096);
+        let mut bytes = vec![0; self.len];
+        assert_eq!(file.read_slice(0, &mut bytes, flags).unwrap(), self.len);
         assert!(bytes.iter().all(|byte| *byte == n as u8), "file {n}");
     }
 
@@ -158,4 +164,21 @@ fn n24_windows_take_no_memory_of_cached_content() {
     fixture.listed.iter().for_each(|entry| fixture.read(entry, IoFlags::UNCACHED));
     assert_eq!(cache.stats().evicted_blocks, evicted, "cached content was displaced");
     assert!(fixture.reads() as u64 >= FILES, "no windows");
+}
+
+/// The story: `cp` and `tar --sparse` look for holes before they read. The lookup of a file of 1000
+/// bytes compared 1000 bytes with the sum of its block, and the window was dropped each time.
+#[test]
+fn n23_search_for_holes_drops_no_window() {
+    for len in [1000, 4096] {
+        let fixture = Fixture::of_size(with_cache(), len);
+        for entry in &fixture.listed {
+            let file = block_on(fixture.volume.open(entry.ino, OpenFlags::READ)).unwrap();
+            assert_eq!(block_on(file.seek(Seek::Hole, 0)).unwrap(), len as u64);
+            assert_eq!(block_on(file.seek(Seek::Data, 0)).unwrap(), 0);
+            fixture.read(entry, IoFlags::empty());
+        }
+        let reads = fixture.reads();
+        assert!(reads as u64 <= FILES / 8, "N23: {reads} reads for files of {len} bytes");
+    }
 }
