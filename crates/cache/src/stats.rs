@@ -93,9 +93,9 @@ counters! {
     counter ghost_hits,
     /// Folios promoted to the main queue.
     counter promoted,
-    /// Bytes read ahead of the reader.
+    /// Bytes read ahead of the reader, neighbours of small files included.
     counter readahead_bytes,
-    /// Bytes that uncached reads requested from the device.
+    /// Bytes that uncached reads requested from the device, without what was read ahead of them.
     counter uncached_read_bytes,
     /// Bytes of uncached writes.
     counter uncached_write_bytes,

@@ -435,7 +435,8 @@ impl MappedFile {
 
     fn issue_reads(&self, mut bios: Vec<Bio>, mode: FillMode) {
         let flags = if mode.background { BioFlags::BACKGROUND } else { BioFlags::SYNC };
-        let bytes: u64 = bios.iter().map(|b| b.len).sum();
+        let of_device = bios.iter().filter(|bio| !self.ops.is_in_memory(bio.offset));
+        let bytes: u64 = of_device.map(|bio| bio.len).sum();
         let counters = &self.cache.counters;
         let counter =
             if mode.background { &counters.readahead_bytes } else { &counters.miss_bytes };

@@ -272,6 +272,12 @@ pub trait MapOps: Send + Sync {
         self.map(range)
     }
 
+    /// Whether the bytes at an offset that this map gave are in memory. Then reads of them are not
+    /// counted as reads of the device.
+    fn is_in_memory(&self, _device_offset: u64) -> bool {
+        false
+    }
+
     /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if there would
     /// be no space to write all of them. The dirty bytes themselves are the grant (see the module),
     /// so there is nothing to give back. The caller reports admitted bytes that became dirty by

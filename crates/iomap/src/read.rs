@@ -372,7 +372,6 @@ impl MappedFile {
     /// Reads a run that is not cached: straight into the caller's memory if it is aligned, else
     /// through a private buffer.
     async fn read_absent(&self, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> Result<()> {
-        Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
         let mut cuts = self.mapping.bounds.cuts();
         let mut run = self.clip_to_size(&run, base, dst);
@@ -411,6 +410,10 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
+                    if !self.ops.is_in_memory(device_at) {
+                        let counter = &self.cache.counters.uncached_read_bytes;
+                        Counters::add(counter, upto - at);
+                    }
                     let done = self.read_device(device_at, at - start, into, dst, &extent).await;
                     let now = self.mapping.bounds.cuts();
                     if now != cuts {

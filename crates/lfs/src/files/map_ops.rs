@@ -380,6 +380,10 @@ impl MapOps for FileOps {
         }
     }
 
+    fn is_in_memory(&self, device_offset: u64) -> bool {
+        Staging::is_staged(device_offset)
+    }
+
     fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;

@@ -263,7 +263,8 @@ impl Near {
         Some(start..start + resources.layout.segment_bytes())
     }
 
-    /// Reads a range of the device that contains a piece. `None`: that failed.
+    /// Reads a range of the device that contains a piece, and counts it: later requests for what
+    /// it contains are answered from memory, and do not count. `None`: that failed.
     async fn read(
         &self,
         resources: &Resources,
@@ -273,8 +274,9 @@ impl Near {
         let len = (range.end - range.start) as usize;
         let bytes = read_at(&resources.device, range.start, len).await.ok()?;
         if let Some(cache) = &resources.options.cache {
-            let ahead = bytes.len() as u64 - (piece.end - piece.start);
-            Counters::add(&cache.counters.readahead_bytes, ahead);
+            let wanted = piece.end - piece.start;
+            Counters::add(&cache.counters.miss_bytes, wanted);
+            Counters::add(&cache.counters.readahead_bytes, bytes.len() as u64 - wanted);
         }
         Some(bytes)
     }

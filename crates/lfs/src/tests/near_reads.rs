@@ -61,6 +61,12 @@ impl Fixture {
         assert!(bytes.iter().all(|byte| *byte == n as u8), "file {n}");
     }
 
+    /// What the counters of bytes from the device add up to.
+    fn counted_bytes(&self) -> u64 {
+        let stats = self.volume.0.options.cache.as_ref().unwrap().stats();
+        stats.miss_bytes + stats.readahead_bytes + stats.uncached_read_bytes
+    }
+
     /// Device reads since the last call.
     fn reads(&self) -> usize {
         self.log.take().iter().filter(|record| record.op == BioOp::Read).count()
@@ -180,5 +186,22 @@ fn n23_search_for_holes_drops_no_window() {
         }
         let reads = fixture.reads();
         assert!(reads as u64 <= FILES / 8, "N23: {reads} reads for files of {len} bytes");
+    }
+}
+
+/// The story: a window counted as read-ahead, and each file that it answered counted once more. So
+/// `from-disk` of `stat` was about twice what the device read.
+#[test]
+fn n24_bytes_of_windows_count_once() {
+    for flags in [IoFlags::empty(), IoFlags::HELD_ABOVE, IoFlags::UNCACHED] {
+        let fixture = Fixture::new();
+        let before = fixture.counted_bytes();
+        fixture.listed.iter().for_each(|entry| fixture.read(entry, flags));
+        let counted = fixture.counted_bytes() - before;
+        let records = fixture.log.take();
+        let reads = records.iter().filter(|record| record.op == BioOp::Read);
+        let read: u64 = reads.map(|record| record.len).sum();
+        assert!(counted <= read, "N24: {counted} bytes counted, {read} read, {flags:?}");
+        assert!(counted >= FILES * 4096, "{counted} bytes counted, {flags:?}");
     }
 }
