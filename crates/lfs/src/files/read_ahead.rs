@@ -170,14 +170,38 @@ impl Near {
         bytes: &[u8],
         resources: &Resources,
     ) -> u64 {
-        let mut buffers = self.0.lock();
         let staged = resources.staging.put(bytes);
-        let most = around_max(resources, buffers.around.bytes());
-        let dropped = buffers.around.keep(root, device, staged.clone(), most);
-        resources.memory.set_read_ahead(buffers.around.bytes());
+        let most = |now| around_max(resources, now);
+        self.changed(resources, |around| {
+            around.keep(root, device, staged.clone(), most(around.bytes()))
+        });
+        staged.start
+    }
+
+    /// Drops windows that are of an older tree than `root`, and those for which no memory is free
+    /// any more (N24).
+    fn trim(&self, root: &TreeRoot, resources: &Resources) {
+        self.changed(resources, |around| match around.bytes() {
+            0 => Vec::new(),
+            now => around.trim(root, around_max(resources, now)),
+        });
+    }
+
+    /// Changes the windows by `change`, which returns staged ranges that are not used any more.
+    /// Notes the memory of the windows for the next claim on the budget.
+    fn changed(&self, resources: &Resources, change: impl FnOnce(&mut Around) -> Vec<Range<u64>>) {
+        let mut buffers = self.0.lock();
+        let before = buffers.around.bytes();
+        let dropped = change(&mut buffers.around);
+        let now = buffers.around.bytes();
+        if now != before {
+            resources.memory.set_read_ahead(now);
+        }
         drop(buffers);
         dropped.iter().for_each(|old| resources.staging.forget(old));
-        staged.start
+        if now != before {
+            resources.note_nodes();
+        }
     }
 
     /// Drops all buffers.
@@ -193,13 +217,17 @@ impl Near {
     }
 
     /// Drops the buffer at staging offset `staged`, which does not match its sums.
-    fn drop_kept(&self, staged: u64, staging: &Staging) {
+    fn drop_kept(&self, staged: u64, resources: &Resources) {
+        self.drop_stream(staged, &resources.staging);
+        self.changed(resources, |around| around.take_at(staged).into_iter().collect());
+    }
+
+    fn drop_stream(&self, staged: u64, staging: &Staging) {
         let mut buffers = self.0.lock();
         let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));
         let held = buffers.streams.iter_mut().find(held).and_then(|stream| stream.held.take());
-        let held = held.map(|held| held.2).or_else(|| buffers.around.take_at(staged));
         drop(buffers);
-        held.into_iter().for_each(|held| staging.forget(&held));
+        held.into_iter().for_each(|held| staging.forget(&held.2));
     }
 }
 
@@ -220,6 +248,7 @@ impl Near {
             // The sums are of whole blocks.
             return None;
         }
+        self.trim(&root, resources);
         let staged = match self.look(&root, &at, staging, |now| around_max(resources, now)) {
             Look::Alone => return None,
             Look::Held(staged) => staged,
@@ -236,9 +265,7 @@ impl Near {
                 let from = window_of(&at, &segment);
                 let bytes = self.read(resources, &from, &at).await?;
                 let skip = at.start - from.start;
-                let staged = self.keep_window(root, from, &bytes, resources);
-                resources.note_nodes();
-                staged + skip
+                self.keep_window(root, from, &bytes, resources) + skip
             }
         };
         // Another reader may have dropped the buffer meanwhile.
@@ -250,7 +277,7 @@ impl Near {
             sound = blocks.zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
         });
         if read.is_err() || !sound {
-            self.drop_kept(staged, staging);
+            self.drop_kept(staged, resources);
             return None;
         }
         Some((staged, pin as Pin))
@@ -329,7 +356,7 @@ mod tests {
         forebay_block::BlockDevice::read_into(&staging, staged + 8192, &mut found).unwrap();
         assert_eq!(found, [2; 4096]);
         assert_eq!(look(2, 20480), Look::Behind(2 * FEWEST_BYTES), "N21");
-        near.drop_kept(staged + 8192, &staging);
+        near.drop_stream(staged + 8192, &staging);
         assert_eq!(look(1, 24576), Look::Behind(4 * FEWEST_BYTES), "N23");
         let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
         // After that many other readers, a read that ends finds no stream for its buffer.

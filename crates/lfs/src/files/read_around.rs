@@ -8,8 +8,8 @@
 //!   its window, 128 KiB of the segment, is read ──▶ kept for the other files in it
 //! ```
 //! Invariants: N24 windows take at most the bytes that their user allows, and one window answers
-//! for any byte. Windows of an older tree are dropped first, then the least recently used. N25 a
-//! window costs credit, and each piece that a window answers earns some. Without credit nearly all
+//! for any byte. Each lookup drops windows of an older tree first, and then the least recently used
+//! ones beyond those bytes. N25 a window costs credit, and each piece that a window answers earns some. Without credit nearly all
 //! pieces are read alone. So a reader of more files than the windows hold reads little in vain.
 //!
 //! No locks: that of [`super::read_ahead::Near`] covers it.
@@ -41,7 +41,7 @@ struct Window {
 
 /// The windows of a volume.
 pub(super) struct Around {
-    /// The most recently used one is the last.
+    /// All are of one tree. The most recently used one is the last.
     windows: VecDeque<Window>,
     /// Windows that contain the last missed pieces, by number.
     missed: VecDeque<u64>,
@@ -90,7 +90,7 @@ impl Around {
     }
 
     /// Adds a window of at most `bytes_max` bytes; returns staged ranges that are not used any more
-    /// (N24).
+    /// (N24). One of a tree that is older than the others is not used.
     pub fn keep(
         &mut self,
         root: TreeRoot,
@@ -98,21 +98,45 @@ impl Around {
         staged: Range<u64>,
         bytes_max: u64,
     ) -> Vec<Range<u64>> {
-        let overlaps = |other: &Range<u64>| other.start < device.end && device.start < other.end;
-        let (mut kept, mut dropped) = (VecDeque::new(), Vec::new());
-        for window in self.windows.drain(..) {
-            match window.root != root || overlaps(&window.device) {
-                true => dropped.push(window.staged),
-                false => kept.push_back(window),
-            }
+        if self.is_older(&root) {
+            return vec![staged];
         }
-        self.windows = kept;
+        let overlaps = |other: &Range<u64>| other.start < device.end && device.start < other.end;
+        let mut dropped = self.drop_where(|window| overlaps(&window.device));
         self.windows.push_back(Window { root, device, staged });
+        dropped.append(&mut self.trim(&root, bytes_max));
+        dropped
+    }
+
+    /// Removes the windows of trees that are older than `root`, then the least recently used ones
+    /// beyond `bytes_max`; returns their staged ranges (N24).
+    pub fn trim(&mut self, root: &TreeRoot, bytes_max: u64) -> Vec<Range<u64>> {
+        let mut dropped = match self.is_older(root) {
+            true => Vec::new(),
+            false => self.drop_where(|window| window.root != *root),
+        };
         while self.bytes() > bytes_max
             && let Some(window) = self.windows.pop_front()
         {
             dropped.push(window.staged);
         }
+        dropped
+    }
+
+    /// Whether a tree is older than that of the windows. A lookup may have begun before it changed.
+    fn is_older(&self, root: &TreeRoot) -> bool {
+        self.windows.back().is_some_and(|window| root.birth < window.root.birth)
+    }
+
+    fn drop_where(&mut self, mut is_dropped: impl FnMut(&Window) -> bool) -> Vec<Range<u64>> {
+        let mut dropped = Vec::new();
+        self.windows.retain(|window| {
+            let goes = is_dropped(window);
+            if goes {
+                dropped.push(window.staged.clone());
+            }
+            !goes
+        });
         dropped
     }
 
@@ -165,7 +189,14 @@ mod tests {
         assert_eq!(around.bytes(), most);
         assert_eq!(around.take_at(staged(0).start + 4096), Some(staged(0)));
         assert_eq!(around.keep(tree(2), window(0), staged(5), most), [staged(2), staged(4)]);
-        assert_eq!(around.take_all(), [staged(5)]);
+        assert_eq!(around.keep(tree(1), window(1), staged(6), most), [staged(6)], "older");
+        assert_eq!(around.trim(&tree(1), most), [], "a lookup that began before");
+        assert_eq!(around.trim(&tree(2), most), []);
+        assert_eq!(around.trim(&tree(3), most), [staged(5)]);
+        assert!(around.keep(tree(3), window(0), staged(7), most).is_empty());
+        assert!(around.keep(tree(3), window(1), staged(8), most).is_empty());
+        assert_eq!(around.trim(&tree(3), WINDOW_BYTES), [staged(7)]);
+        assert_eq!(around.take_all(), [staged(8)]);
         // A window ends where its segment ends, and contains its piece.
         let segment = WINDOW_BYTES + 4096..2 * WINDOW_BYTES + 8192;
         assert_eq!(window_of(&piece(1), &segment), WINDOW_BYTES + 4096..2 * WINDOW_BYTES);

@@ -12,7 +12,8 @@ use forebay_block::target::LogDevice;
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
 use forebay_vfs::{
-    Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Seek,
+    Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags,
+    Privileges, Seek, SetAttr,
 };
 use std::sync::Arc;
 
@@ -59,6 +60,19 @@ impl Fixture {
         let mut bytes = vec![0; self.len];
         assert_eq!(file.read_slice(0, &mut bytes, flags).unwrap(), self.len);
         assert!(bytes.iter().all(|byte| *byte == n as u8), "file {n}");
+    }
+
+    /// Writes a file of some MiB through the cache, so that no frame remains free.
+    fn fill_frames(&self, mib: u64) -> OpenFileRef {
+        let name = Name::new(b"hot").unwrap();
+        let new = NewInode::of(FileKind::File, 0o600);
+        let both = OpenFlags::READ | OpenFlags::WRITE;
+        let (_, hot) = block_on(self.volume.create(Ino::ROOT, name, &new, both)).unwrap();
+        for n in 0..mib {
+            hot.write_slice(n * MIB, &[9; 1 << 20], IoFlags::empty(), Privileges::Keep).unwrap();
+        }
+        block_on(hot.sync(false)).unwrap();
+        hot
     }
 
     /// What the counters of bytes from the device add up to.
@@ -153,17 +167,9 @@ fn n24_windows_take_no_memory_of_cached_content() {
     let (ram, world, options) = with_cache();
     let config = Config { huge_pages: false, ..Config::with_budget(16 * MIB) };
     let cache = PageCache::new(config, world.clone()).unwrap();
-    let options = OpenOptions { cache: Some(cache.clone()), ..options };
+    let options = OpenOptions { cache: Some(cache.clone()), of_budget: true, ..options };
     let fixture = Fixture::with((ram, world, options));
-    let name = Name::new(b"hot").unwrap();
-    let new = NewInode::of(FileKind::File, 0o600);
-    let both = OpenFlags::READ | OpenFlags::WRITE;
-    let created = block_on(fixture.volume.create(Ino::ROOT, name, &new, both));
-    let (_, hot) = created.unwrap();
-    for n in 0..24 {
-        hot.write_slice(n * MIB, &[9; 1 << 20], IoFlags::empty(), Privileges::Keep).unwrap();
-    }
-    block_on(hot.sync(false)).unwrap();
+    let _hot = fixture.fill_frames(24);
     assert!(cache.free_bytes() < MIB, "{} bytes are free", cache.free_bytes());
     let evicted = cache.stats().evicted_blocks;
     fixture.reads();
@@ -203,5 +209,32 @@ fn n24_bytes_of_windows_count_once() {
         let read: u64 = reads.map(|record| record.len).sum();
         assert!(counted <= read, "N24: {counted} bytes counted, {read} read, {flags:?}");
         assert!(counted >= FILES * 4096, "{counted} bytes counted, {flags:?}");
+    }
+}
+
+/// The story: a window was dropped only when another one was kept. After a checkpoint no window
+/// answers, but all of them kept their memory, also while no frame was free.
+#[test]
+fn n24_windows_that_cannot_answer_keep_no_memory() {
+    for is_full in [false, true] {
+        let (ram, world, options) = with_cache();
+        let fixture = Fixture::with((ram, world, OpenOptions { of_budget: true, ..options }));
+        let (volume, cache) = (&fixture.volume, fixture.volume.0.options.cache.as_ref().unwrap());
+        let held = || volume.0.staging.held_bytes();
+        let claimed = || {
+            let rows = cache.budget();
+            rows.iter().find(|row| row.0.starts_with("small files read ahead")).unwrap().1
+        };
+        let (half, rest) = fixture.listed.split_at(FILES as usize / 2);
+        half.iter().for_each(|entry| fixture.read(entry, IoFlags::UNCACHED));
+        assert!(held() > MIB && claimed() > MIB, "{} held, {} claimed", held(), claimed());
+        let _hot = is_full.then(|| fixture.fill_frames(80));
+        assert!(!is_full || cache.free_bytes() < MIB, "{} bytes are free", cache.free_bytes());
+        block_on(volume.setattr(half[0].ino, &SetAttr { perm: Some(0o600), ..SetAttr::default() }))
+            .unwrap();
+        block_on(volume.checkpoint()).unwrap();
+        fixture.read(&rest[0], IoFlags::UNCACHED);
+        assert!(held() <= 512 << 10, "N24: {} bytes are held, full: {is_full}", held());
+        assert!(claimed() <= 512 << 10, "N24: {} bytes are claimed, full: {is_full}", claimed());
     }
 }
