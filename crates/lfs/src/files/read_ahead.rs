@@ -15,7 +15,7 @@
 //! So the buffer is valid for this tree; content that is written there later is found through
 //! another tree. N22 there are at most [`STREAMS`] such buffers, of [`MOST_BYTES`] each, in
 //! addition to those that readers still use. N23 a buffer answers for a piece only if the piece
-//! matches its sums. Otherwise the reader asks the device, and the buffer is dropped.
+//! matches its sums. Otherwise the reader asks the device. The buffer stays for other pieces.
 //!
 //! Lock: one, held over the staging area's and that of the cache's frames; never across a wait.
 
@@ -124,7 +124,9 @@ impl Near {
         let Some(mine) = mine else {
             let dropped = (streams.len() == STREAMS).then(|| streams.pop()).flatten();
             streams.insert(0, Stream { last: at.end, window: 0, held: None });
-            let is_due = around_max(around.bytes()) >= WINDOW_BYTES && around.is_due(at);
+            let may_read = around.readable(root, at, at.clone()).is_some();
+            let is_due =
+                may_read && around_max(around.bytes()) >= WINDOW_BYTES && around.is_due(at);
             drop(buffers);
             dropped.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
             return if is_due { Look::Around } else { Look::Alone };
@@ -135,6 +137,7 @@ impl Near {
         stream.last = at.end;
         match stream.find(root, at) {
             Some(staged) => Look::Held(staged),
+            None if around.readable(root, at, at.clone()).is_none() => Look::Alone,
             None => {
                 stream.window = (stream.window * 2).clamp(FEWEST_BYTES, MOST_BYTES);
                 Look::Behind(stream.window)
@@ -215,25 +218,12 @@ impl Near {
         let held = streams.into_iter().filter_map(|s| s.held).map(|held| held.2);
         held.chain(around.take_all()).for_each(|held| staging.forget(&held));
     }
-
-    /// Drops the buffer at staging offset `staged`, which does not match its sums.
-    fn drop_kept(&self, staged: u64, resources: &Resources) {
-        self.drop_stream(staged, &resources.staging);
-        self.changed(resources, |around| around.take_at(staged).into_iter().collect());
-    }
-
-    fn drop_stream(&self, staged: u64, staging: &Staging) {
-        let mut buffers = self.0.lock();
-        let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));
-        let held = buffers.streams.iter_mut().find(held).and_then(|stream| stream.held.take());
-        drop(buffers);
-        held.into_iter().for_each(|held| staging.forget(&held.2));
-    }
 }
 
 impl Near {
     /// The staging offset at which an extent of a small file in the tree `root` can be read without
-    /// waiting for the device, and a pin. A buffer that does not match its sums is dropped (N23).
+    /// waiting for the device, and a pin. `None`: the buffer does not match its sums (N23), or none
+    /// was read.
     pub(crate) async fn look_near(
         &self,
         resources: &Resources,
@@ -257,13 +247,13 @@ impl Near {
                 let segment = self.segment_of(resources, at.start, pin)?;
                 let end = at.start + window.max(at.end - at.start);
                 let from = at.start..end.min(segment.end);
-                let bytes = self.read(resources, &from, &at).await?;
+                let (from, bytes) = self.read(resources, &root, from, &at).await?;
                 self.keep(root, from, &bytes, staging)?
             }
             Look::Around => {
                 let segment = self.segment_of(resources, at.start, pin)?;
                 let from = window_of(&at, &segment);
-                let bytes = self.read(resources, &from, &at).await?;
+                let (from, bytes) = self.read(resources, &root, from, &at).await?;
                 let skip = at.start - from.start;
                 self.keep_window(root, from, &bytes, resources) + skip
             }
@@ -276,11 +266,7 @@ impl Near {
             let blocks = bytes.chunks(block as usize);
             sound = blocks.zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
         });
-        if read.is_err() || !sound {
-            self.drop_kept(staged, resources);
-            return None;
-        }
-        Some((staged, pin as Pin))
+        (read.is_ok() && sound).then_some((staged, pin as Pin))
     }
 
     /// The range of the segment at a device offset. `pin`: its pin.
@@ -290,22 +276,28 @@ impl Near {
         Some(start..start + resources.layout.segment_bytes())
     }
 
-    /// Reads a range of the device that contains a piece, and counts it: later requests for what
-    /// it contains are answered from memory, and do not count. `None`: that failed.
+    /// Reads a range of the device that contains a piece, or the part of it that may be readable
+    /// (N26), and counts it: later requests for what it contains are answered from memory, and do
+    /// not count. `None`: that failed.
     async fn read(
         &self,
         resources: &Resources,
-        range: &Range<u64>,
+        root: &TreeRoot,
+        range: Range<u64>,
         piece: &Range<u64>,
-    ) -> Option<AlignedBuf> {
-        let len = (range.end - range.start) as usize;
-        let bytes = read_at(&resources.device, range.start, len).await.ok()?;
+    ) -> Option<(Range<u64>, AlignedBuf)> {
+        let range = self.0.lock().around.readable(root, piece, range)?;
+        let len = range.end - range.start;
+        let Ok(bytes) = read_at(&resources.device, range.start, len as usize).await else {
+            self.0.lock().around.note_failed(*root, range);
+            return None;
+        };
         if let Some(cache) = &resources.options.cache {
             let wanted = piece.end - piece.start;
             Counters::add(&cache.counters.miss_bytes, wanted);
-            Counters::add(&cache.counters.readahead_bytes, bytes.len() as u64 - wanted);
+            Counters::add(&cache.counters.readahead_bytes, len - wanted);
         }
-        Some(bytes)
+        Some((range, bytes))
     }
 }
 
@@ -356,8 +348,7 @@ mod tests {
         forebay_block::BlockDevice::read_into(&staging, staged + 8192, &mut found).unwrap();
         assert_eq!(found, [2; 4096]);
         assert_eq!(look(2, 20480), Look::Behind(2 * FEWEST_BYTES), "N21");
-        near.drop_stream(staged + 8192, &staging);
-        assert_eq!(look(1, 24576), Look::Behind(4 * FEWEST_BYTES), "N23");
+        assert_eq!(look(1, 24576), Look::Held(staged + 16384));
         let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
         // After that many other readers, a read that ends finds no stream for its buffer.
         let pin = staging.pin_at(staged, 4096);

@@ -8,9 +8,11 @@
 //!   its window, 128 KiB of the segment, is read ──▶ kept for the other files in it
 //! ```
 //! Invariants: N24 windows take at most the bytes that their user allows, and one window answers
-//! for any byte. Each lookup drops windows of an older tree first, and then the least recently used
-//! ones beyond those bytes. N25 a window costs credit, and each piece that a window answers earns some. Without credit nearly all
-//! pieces are read alone. So a reader of more files than the windows hold reads little in vain.
+//! for any byte. Each lookup drops windows of an older tree, and then the least recently used ones
+//! beyond those bytes. N25 a window costs credit, and each piece that a window answers earns some.
+//! Without credit nearly all pieces are read alone. So a reader of more files than the windows hold
+//! reads little in vain. N26 a range that could not be read is not read together again while the
+//! tree stays. So one bad block costs its neighbours one failed read.
 //!
 //! No locks: that of [`super::read_ahead::Near`] covers it.
 
@@ -21,8 +23,9 @@ use std::ops::Range;
 
 /// Bytes of a window.
 pub(super) const WINDOW_BYTES: u64 = 128 * KIB;
-/// Missed pieces that are remembered.
+/// Missed pieces, and failed reads, that are remembered.
 const MISSES: usize = 32;
+const FAILURES: usize = 32;
 /// Credit: what a window costs, what a piece out of a window earns, and what a piece earns for
 /// which no window was read although one was due.
 const COST: u32 = 16;
@@ -45,12 +48,19 @@ pub(super) struct Around {
     windows: VecDeque<Window>,
     /// Windows that contain the last missed pieces, by number.
     missed: VecDeque<u64>,
+    /// The last reads of several pieces that failed.
+    failed: VecDeque<(TreeRoot, Range<u64>)>,
     credit: u32,
 }
 
 impl Default for Around {
     fn default() -> Self {
-        Self { windows: VecDeque::new(), missed: VecDeque::new(), credit: CREDIT }
+        Self {
+            windows: VecDeque::new(),
+            missed: VecDeque::new(),
+            failed: VecDeque::new(),
+            credit: CREDIT,
+        }
     }
 }
 
@@ -140,10 +150,33 @@ impl Around {
         dropped
     }
 
-    /// Removes the window at this staging offset.
-    pub fn take_at(&mut self, staged: u64) -> Option<Range<u64>> {
-        let at = self.windows.iter().position(|window| window.staged.contains(&staged))?;
-        self.windows.remove(at).map(|window| window.staged)
+    /// Records that a range could not be read. Pieces in it are read alone while the tree stays
+    /// (N26).
+    pub fn note_failed(&mut self, root: TreeRoot, range: Range<u64>) {
+        if self.failed.len() == FAILURES {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((root, range));
+    }
+
+    /// The part of `range` around a piece that lies in no range that could not be read; `None`: the
+    /// piece lies in one (N26).
+    pub fn readable(
+        &self,
+        root: &TreeRoot,
+        at: &Range<u64>,
+        mut range: Range<u64>,
+    ) -> Option<Range<u64>> {
+        for (_, bad) in self.failed.iter().filter(|(of, _)| of == root) {
+            if bad.end <= at.start {
+                range.start = range.start.max(bad.end);
+            } else if at.end <= bad.start {
+                range.end = range.end.min(bad.start);
+            } else {
+                return None;
+            }
+        }
+        Some(range)
     }
 
     /// Removes all windows.
@@ -187,8 +220,8 @@ mod tests {
         assert_eq!(around.keep(tree(1), window(3), staged(3), most), [staged(1)], "least recent");
         assert_eq!(around.keep(tree(1), window(3), staged(4), most), [staged(3)], "N24: one each");
         assert_eq!(around.bytes(), most);
-        assert_eq!(around.take_at(staged(0).start + 4096), Some(staged(0)));
-        assert_eq!(around.keep(tree(2), window(0), staged(5), most), [staged(2), staged(4)]);
+        let older = [staged(2), staged(0), staged(4)];
+        assert_eq!(around.keep(tree(2), window(0), staged(5), most), older);
         assert_eq!(around.keep(tree(1), window(1), staged(6), most), [staged(6)], "older");
         assert_eq!(around.trim(&tree(1), most), [], "a lookup that began before");
         assert_eq!(around.trim(&tree(2), most), []);
@@ -227,5 +260,19 @@ mod tests {
             assert!(due <= paid, "N25: {due} windows, {found} pieces found in them");
             assert!(due < 1000 + found, "N25: {due} windows of {area}, {found} pieces found");
         }
+    }
+
+    /// read_around.N26: around a range that could not be read, and for how long.
+    #[test]
+    fn n26_range_that_failed_is_left_out() {
+        let mut around = Around::default();
+        let tree = |birth| TreeRoot { birth, ..empty_root(FILES_TREE, 0) };
+        around.note_failed(tree(1), 100..200);
+        assert_eq!(around.readable(&tree(1), &(40..50), 0..300), Some(0..100));
+        assert_eq!(around.readable(&tree(1), &(200..210), 0..300), Some(200..300));
+        assert_eq!(around.readable(&tree(1), &(190..210), 0..300), None);
+        assert_eq!(around.readable(&tree(2), &(190..210), 0..300), Some(0..300), "another tree");
+        (0..FAILURES).for_each(|n| around.note_failed(tree(1), n as u64..n as u64 + 1));
+        assert_eq!(around.failed.len(), FAILURES);
     }
 }

@@ -8,8 +8,8 @@ use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
-use forebay_block::target::LogDevice;
-use forebay_block::{BioOp, DeviceRef};
+use forebay_block::target::{ErrorDevice, Fault, LogDevice};
+use forebay_block::{BioFlags, BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
 use forebay_vfs::{
     Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags,
@@ -23,6 +23,9 @@ const FILES: u64 = 400;
 struct Fixture {
     volume: Volume,
     log: Arc<LogDevice>,
+    /// Below the log.
+    faults: Arc<ErrorDevice>,
+    ram: DeviceRef,
     /// In the order of a listing, which is that of a hash of the name.
     listed: Vec<DirEntry>,
     /// Bytes of a file.
@@ -39,7 +42,8 @@ impl Fixture {
     }
 
     fn of_size((ram, world, options): (DeviceRef, WorldRef, OpenOptions), len: usize) -> Self {
-        let log = LogDevice::new(ram, 1 << 16);
+        let faults = ErrorDevice::new(ram.clone());
+        let log = LogDevice::new(faults.clone(), 1 << 16);
         let device: DeviceRef = log.clone();
         let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
         (0..FILES).for_each(|n| written(&volume, n, len, IoFlags::empty()));
@@ -50,7 +54,7 @@ impl Fixture {
         let listed = block_on(volume.readdir(Ino::ROOT, Cookie::START, 1000)).unwrap();
         assert_eq!(listed.len() as u64, FILES);
         log.take();
-        Self { volume, log, listed, len }
+        Self { volume, log, faults, ram, listed, len }
     }
 
     /// Reads a file, and checks its content.
@@ -236,5 +240,46 @@ fn n24_windows_that_cannot_answer_keep_no_memory() {
         fixture.read(&rest[0], IoFlags::UNCACHED);
         assert!(held() <= 512 << 10, "N24: {} bytes are held, full: {is_full}", held());
         assert!(claimed() <= 512 << 10, "N24: {} bytes are claimed, full: {is_full}", claimed());
+    }
+}
+
+/// The story: the window around a bad block was read again for each file in it, and failed each
+/// time. One whose bytes did not match one sum was dropped, and read again for the next file.
+#[test]
+fn n26_bad_block_delays_no_neighbours() {
+    for (is_flipped, order) in [(false, "reversed"), (false, "created"), (true, "reversed")] {
+        let fixture = Fixture::new();
+        let mut entries = fixture.listed.clone();
+        entries.sort_by_key(|entry| entry.ino);
+        if order == "reversed" {
+            entries.reverse();
+        }
+        let bad = entries[FILES as usize / 2].ino;
+        fixture.read(&entries[FILES as usize / 2], IoFlags::UNCACHED);
+        let at = fixture.log.take().last().unwrap().offset;
+        match is_flipped {
+            true => fixture.ram.write_from(at, &[99; 4096], BioFlags::empty()).unwrap(),
+            false => {
+                let (ops, range) = (vec![BioOp::Read], Some((at, 4096)));
+                fixture.faults.arm(Fault { ops, range, ..Fault::default() });
+            }
+        }
+        for entry in &entries {
+            if entry.ino != bad {
+                fixture.read(entry, IoFlags::UNCACHED);
+                continue;
+            }
+            let file = block_on(fixture.volume.open(bad, OpenFlags::READ)).unwrap();
+            let done = file.read_slice(0, &mut [0; 4096], IoFlags::UNCACHED);
+            assert!(done.is_err(), "a bad block");
+        }
+        let records = fixture.log.take();
+        let reads = records.iter().filter(|record| record.op == BioOp::Read);
+        let covers = |r: &&Record| r.offset <= at && at < r.offset + r.len;
+        let (reads, bad) = (reads.clone().count(), reads.filter(covers).count());
+        // The reader of bytes that do not match reads them once more.
+        let most = if is_flipped { 3 } else { 2 };
+        let what = format!("N26: {order}, {bad} of {reads} reads cover the bad block");
+        assert!(bad <= most && reads as u64 <= FILES / 8 + 64, "{what}, flipped: {is_flipped}");
     }
 }
