@@ -182,7 +182,7 @@ impl Near {
     }
 
     /// Drops windows that are of an older tree than `root`, and those for which no memory is free
-    /// any more (N24).
+    /// any more (read_around.N24).
     fn trim(&self, root: &TreeRoot, resources: &Resources) {
         self.changed(resources, |around| match around.bytes() {
             0 => Vec::new(),
@@ -220,6 +220,15 @@ impl Near {
     }
 }
 
+/// A window that is being read. Its reader may be dropped.
+struct InFlight<'a>(&'a Near, &'a Range<u64>);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.0.lock().around.landed(self.1);
+    }
+}
+
 impl Near {
     /// The staging offset at which an extent of a small file in the tree `root` can be read without
     /// waiting for the device, and a pin. `None`: the buffer does not match its sums (N23), or none
@@ -251,6 +260,7 @@ impl Near {
                 self.keep(root, from, &bytes, staging)?
             }
             Look::Around => {
+                let _flight = InFlight(self, &at);
                 let segment = self.segment_of(resources, at.start, pin)?;
                 let from = window_of(&at, &segment);
                 let (from, bytes) = self.read(resources, &root, from, &at).await?;
@@ -277,8 +287,8 @@ impl Near {
     }
 
     /// Reads a range of the device that contains a piece, or the part of it that may be readable
-    /// (N26), and counts it: later requests for what it contains are answered from memory, and do
-    /// not count. `None`: that failed.
+    /// (read_around.N26), and counts it: later requests for what it contains are answered from
+    /// memory, and do not count. `None`: that failed.
     async fn read(
         &self,
         resources: &Resources,

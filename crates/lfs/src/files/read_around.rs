@@ -12,7 +12,8 @@
 //! beyond those bytes. N25 a window costs credit, and each piece that a window answers earns some.
 //! Without credit nearly all pieces are read alone. So a reader of more files than the windows hold
 //! reads little in vain. N26 a range that could not be read is not read together again while the
-//! tree stays. So one bad block costs its neighbours one failed read.
+//! tree stays. So one bad block costs its neighbours one failed read. N27 a window is in flight
+//! at most once.
 //!
 //! No locks: that of [`super::read_ahead::Near`] covers it.
 
@@ -48,6 +49,8 @@ pub(super) struct Around {
     windows: VecDeque<Window>,
     /// Windows that contain the last missed pieces, by number.
     missed: VecDeque<u64>,
+    /// Windows that are being read, by number.
+    in_flight: Vec<u64>,
     /// The last reads of several pieces that failed.
     failed: VecDeque<(TreeRoot, Range<u64>)>,
     credit: u32,
@@ -58,6 +61,7 @@ impl Default for Around {
         Self {
             windows: VecDeque::new(),
             missed: VecDeque::new(),
+            in_flight: Vec::new(),
             failed: VecDeque::new(),
             credit: CREDIT,
         }
@@ -78,7 +82,8 @@ impl Around {
         Some(staged)
     }
 
-    /// Records a missed piece. True: its window should be read (N25).
+    /// Records a missed piece. True: its window should be read (N25), and is in flight until
+    /// [`Self::landed`]. Others read their pieces of it alone meanwhile (N27).
     pub fn is_due(&mut self, at: &Range<u64>) -> bool {
         let number = at.start / WINDOW_BYTES;
         let is_near = self.missed.iter().any(|missed| missed.abs_diff(number) <= 1);
@@ -86,9 +91,10 @@ impl Around {
             self.missed.pop_front();
         }
         self.missed.push_back(number);
-        match is_near {
+        match is_near && !self.in_flight.contains(&number) {
             true if self.credit >= COST => {
                 self.credit -= COST;
+                self.in_flight.push(number);
                 true
             }
             true => {
@@ -97,6 +103,11 @@ impl Around {
             }
             false => false,
         }
+    }
+
+    /// The window of a piece, which was in flight, has been read, or could not be.
+    pub fn landed(&mut self, at: &Range<u64>) {
+        self.in_flight.retain(|number| *number != at.start / WINDOW_BYTES);
     }
 
     /// Adds a window of at most `bytes_max` bytes; returns staged ranges that are not used any more
@@ -220,7 +231,7 @@ mod tests {
         assert_eq!(around.keep(tree(1), window(3), staged(3), most), [staged(1)], "least recent");
         assert_eq!(around.keep(tree(1), window(3), staged(4), most), [staged(3)], "N24: one each");
         assert_eq!(around.bytes(), most);
-        let older = [staged(2), staged(0), staged(4)];
+        let older = [staged(0), staged(2), staged(4)];
         assert_eq!(around.keep(tree(2), window(0), staged(5), most), older);
         assert_eq!(around.keep(tree(1), window(1), staged(6), most), [staged(6)], "older");
         assert_eq!(around.trim(&tree(1), most), [], "a lookup that began before");
@@ -254,6 +265,7 @@ mod tests {
                     let device = window_of(&at, &(0..u64::MAX));
                     let staged = n * WINDOW_BYTES..(n + 1) * WINDOW_BYTES;
                     around.keep(root, device, staged, 16 * WINDOW_BYTES);
+                    around.landed(&at);
                 }
             }
             let paid = 16 + (found * EARNED + 20_000 * EARNED_ALONE) / COST;
@@ -274,5 +286,19 @@ mod tests {
         assert_eq!(around.readable(&tree(2), &(190..210), 0..300), Some(0..300), "another tree");
         (0..FAILURES).for_each(|n| around.note_failed(tree(1), n as u64..n as u64 + 1));
         assert_eq!(around.failed.len(), FAILURES);
+    }
+
+    /// read_around.N27: readers in parallel read a window once.
+    #[test]
+    fn n27_window_is_in_flight_once() {
+        let mut around = Around::default();
+        let piece = |n: u64| n * 4096..(n + 1) * 4096;
+        assert!(!around.is_due(&piece(0)), "none was missed near it");
+        assert!(around.is_due(&piece(1)));
+        assert!(!around.is_due(&piece(2)), "in flight");
+        assert!(around.is_due(&piece(32)), "another window");
+        around.landed(&piece(1));
+        assert!(around.is_due(&piece(3)));
+        assert!(!around.is_due(&piece(33)));
     }
 }
