@@ -418,6 +418,15 @@ impl Mapping {
         self.sticky.lock().get_or_insert(error);
     }
 
+    /// The last opener has closed the file, and later ones sync what is not lost. A loss that no
+    /// opener has seen stays, for the next one. So does that of a file with nothing to write: what
+    /// is cached of it is not retained.
+    pub fn forget_seen_loss(&self) {
+        if !self.is_settled() && self.errseq.unreported().is_none() {
+            *self.sticky.lock() = None;
+        }
+    }
+
     /// Errors that no opener has seen, for the next opener of the file.
     pub fn unreported(&self) -> Option<Unreported> {
         let error = self.errseq.unreported()?;

@@ -277,16 +277,14 @@ impl MappedFile {
 
     /// Blocks that failed flushes of other files of the device may have lost become dirty again, as
     /// at the end of the file's own flush. For callers that need the blocks written before the next
-    /// sync of the file, which reports the failure. An error: some blocks are not in the cache any
-    /// more.
-    pub fn take_back_lost(&self) -> Result<()> {
+    /// sync of the file, which reports the failure, and blocks that are not in the cache any more.
+    pub fn take_back_lost(&self) {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
             self.flush_failed(&lost);
             let text = "a flush of the same device failed that was asked for elsewhere";
             self.mapping.errseq.set(Error::new(ErrorKind::Io, "flush", text));
         }
-        self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
     }
 
     /// The completed blocks that wait for a flush of the file become dirty again, for a caller that

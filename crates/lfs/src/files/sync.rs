@@ -47,6 +47,14 @@ impl State {
         }
     }
 
+    /// The caller reports an error of an inode whose content may be lost. Without an opener
+    /// the loss has no other end (sync_errors.E21).
+    fn note_loss_reported(&mut self, ino: u64) {
+        if self.nodes.get(ino).is_none_or(|node| node.opens == 0) {
+            self.sync_errors.note_closed(ino);
+        }
+    }
+
     /// After a successful commit: checks that all inodes are completely in the log.
     ///
     /// # Errors
@@ -65,7 +73,7 @@ impl OpenFiles {
             if !self.has_outstanding.is_set() {
                 return self.commit(self.last_ticket(), here).await;
             }
-            self.write_outstanding().await?;
+            self.write_outstanding(true).await?;
             let ticket = self.last_ticket();
             self.commit(ticket, here).await?;
             if self.state.lock().outstanding.settle(ticket) {
@@ -88,24 +96,27 @@ impl OpenFiles {
 
     /// Writes the outstanding content of all files. A file stays outstanding until it is written,
     /// so that no other task syncs past it meanwhile. If it cannot be written, each sync fails
-    /// until it can.
-    pub async fn write_outstanding(&self) -> Result<()> {
+    /// until it can. `reports`: the caller returns the error to a task that syncs.
+    pub async fn write_outstanding(&self, reports: bool) -> Result<()> {
         let inos = self.state.lock().outstanding.inos();
         let mut result = Ok(());
         for ino in inos {
-            let Some((content, mut begun)) = self.begin_outstanding(ino) else { continue };
+            let Some((content, mut begun, is_past)) = self.begin_outstanding(ino) else { continue };
             // Content that a repair of the log has lost is in the cache or nowhere, and the file
-            // itself may not have seen a failed flush.
-            if !begun.is_whole && content.file.take_back_unflushed() {
+            // itself may not have seen a failed flush. During a flush of the file its blocks cannot
+            // be written again: then a loss fails the sync, unless only past openers had it.
+            if !begun.is_whole && (content.file.take_back_unflushed() || is_past) {
                 begun = begun.whole();
             }
-            let done = match content.file.take_back_lost() {
-                Ok(()) => content.file.write_out().await,
-                lost => lost,
-            };
+            // What is lost concerns the openers of this file; the rest is written.
+            content.file.take_back_lost();
+            let done = content.file.write_out().await;
             if let Err(error) = self.unless_removed(&content, done) {
                 log::warn!("content of #{ino}, which was truncated and closed: {error}");
                 result = Err(error);
+                if reports {
+                    self.state.lock().note_loss_reported(ino);
+                }
                 continue;
             }
             let mut state = self.state.lock();
@@ -115,8 +126,9 @@ impl OpenFiles {
         result
     }
 
-    /// Records that outstanding content is about to be written. `None`: the inode was removed.
-    fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut)> {
+    /// Records that outstanding content is about to be written. Also returns whether all openers of
+    /// a loss have closed the file. `None`: the inode was removed.
+    fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut, bool)> {
         let mut state = self.state.lock();
         let content = state.nodes.get(ino).and_then(|node| node.content.clone());
         let Some(content) = content else {
@@ -126,15 +138,29 @@ impl OpenFiles {
         // Recorded before anything is written, so that losses from now on count. Losses from before
         // the close count, too, if their content is in the cache.
         let is_lost = state.sync_errors.has(ino, Lost::Run);
-        Some((content, state.outstanding.begin(ino, is_lost)))
+        state.sync_errors.note_used(ino);
+        let is_past = state.sync_errors.may_cover_lost(ino);
+        Some((content, state.outstanding.begin(ino, is_lost), is_past))
     }
 
     /// Writes outstanding content before a commit without a sync (maintenance.Z15). Errors are
     /// reported by syncs.
     pub async fn write_outstanding_first(&self) {
-        if let Err(error) = self.write_outstanding().await {
+        if let Err(error) = self.write_outstanding(false).await {
             log::debug!("cut, and not written yet: {error}");
         }
+    }
+
+    /// Writes a file out before a rename puts it in the place of another one.
+    pub async fn write_out_replacing(&self, content: &Arc<Content>) -> Result<()> {
+        if self.has_sync_errors.is_set() {
+            self.state.lock().sync_errors.note_used(content.ino.0);
+        }
+        let done = self.unless_removed(content, content.file.write_out().await);
+        if done.is_err() {
+            self.state.lock().note_loss_reported(content.ino.0);
+        }
+        done
     }
 
     /// The result of writing a file out for an operation on several files. If the inode was removed

@@ -16,7 +16,9 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_sim::{CrashState, SimDisk};
-use forebay_vfs::{Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, SetAttr};
+use forebay_vfs::{
+    Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, RenameFlags, SetAttr,
+};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;

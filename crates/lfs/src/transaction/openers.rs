@@ -31,6 +31,9 @@ impl State {
             return;
         }
         if closes {
+            if let Some(content) = &node.content {
+                content.file.mapping.forget_seen_loss();
+            }
             self.sync_errors.note_closed(ino.0);
         }
         let Some(node) = self.nodes.get(ino.0) else { return };

@@ -41,8 +41,8 @@ pub(crate) struct LeftOut {
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
-    /// Inodes with lost content of which all openers of that time have closed the file. True: it is
-    /// open again, or was synced since.
+    /// Inodes with lost content of which all openers of that time have closed the file. True: it
+    /// was opened again, or written out for a sync or a rename since.
     closed: BTreeMap<u64, bool>,
     /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
@@ -81,8 +81,8 @@ impl SyncErrors {
         }
     }
 
-    /// The inode is open again.
-    pub fn note_opened(&mut self, ino: u64) {
+    /// The inode is open again, or is written out for a sync or a rename, which need its size.
+    pub fn note_used(&mut self, ino: u64) {
         if let Some(is_used) = self.closed.get_mut(&ino) {
             *is_used = true;
         }
@@ -94,8 +94,8 @@ impl SyncErrors {
         self.closed.keys().copied().collect()
     }
 
-    /// Whether records may have sizes of the inode that cover lost content: a later opener has
-    /// asked for them, or a sync of everything.
+    /// Whether records may have sizes of the inode that cover lost content: a later opener may ask
+    /// for them, or a sync or a rename has.
     pub fn may_cover_lost(&self, ino: u64) -> bool {
         self.closed.get(&ino).is_some_and(|is_used| *is_used)
     }
@@ -187,12 +187,12 @@ mod tests {
         let mut errors = SyncErrors::default();
         errors.note_closed(4);
         errors.add(4, Lost::Run);
-        errors.note_opened(4);
+        errors.note_used(4);
         assert!(errors.fails(4, Lost::Run) && !errors.may_cover_lost(4));
         errors.note_closed(4);
         assert!(errors.has(4, Lost::Run) && !errors.may_cover_lost(4));
         assert_eq!((errors.worst(4), errors.inos()), (None, BTreeSet::new()));
-        errors.note_opened(4);
+        errors.note_used(4);
         assert!(errors.may_cover_lost(4) && errors.note_sync_of_all() == [4]);
         errors.add(4, Lost::Run);
         assert_eq!((errors.worst(4), errors.may_cover_lost(4)), (Some(Lost::Run), false));

@@ -49,7 +49,7 @@ impl VolumeFile {
         if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
             return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
-        state.sync_errors.note_opened(ino.0);
+        state.sync_errors.note_used(ino.0);
         Ok(Self::counted(inner, ino, flags))
     }
 
@@ -382,7 +382,7 @@ impl Inner {
             match tried.await {
                 // The write-out runs without a lock, and then the names are looked up again.
                 Ok((Some((ino, content)), _)) => {
-                    self.files.unless_removed(&content, content.file.write_out().await)?;
+                    self.files.write_out_replacing(&content).await?;
                     written.insert(ino);
                 }
                 done => {

@@ -143,6 +143,107 @@ fn lost_content_of_truncated_file_stops_no_other_sync() {
     }
 }
 
+/// How a file that was truncated to nothing loses a block, while it has other content in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// The repair notices it while the file is open.
+    Open,
+    /// The repair finds the block again.
+    Repaired,
+    /// The repair notices it after the last close.
+    Closed,
+}
+
+/// Truncates the file, loses a block of it, writes it through the cache, and closes it.
+async fn lose_truncated(
+    volume: &Volume,
+    disk: &SimDisk,
+    (ino, damaged): (Ino, OpenFileRef),
+    loss: Loss,
+) {
+    volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+    match loss {
+        Loss::Open => lose_block(volume, disk, (ino, &damaged), LOST).await,
+        Loss::Repaired => {
+            lose_block_unnoticed(volume, disk, (ino, &damaged), LOST).await;
+            disk.heal();
+            volume.syncfs().await.ok();
+        }
+        Loss::Closed => lose_block_at_next_flush(volume, disk, (ino, &damaged), LOST).await,
+    }
+    write(&damaged, 0, &[8; BLOCK]).await.unwrap();
+}
+
+/// The story: a file was truncated to nothing, lost a block, and was closed with dirty content. It
+/// had no opener to fail, so it failed the syncs of all other files, until it was removed.
+#[test]
+fn dirty_truncated_file_with_lost_block_stops_no_other_sync() {
+    let all = [Loss::Open, Loss::Repaired, Loss::Closed];
+    for (sums, loss) in [true, false].into_iter().flat_map(|sums| all.map(|loss| (sums, loss))) {
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Tree).await;
+            lose_truncated(&volume, &disk, (ino, damaged), loss).await;
+            for n in 0..4 {
+                let (_, other) = create(&volume, &other(n)).await.unwrap();
+                write(&other, 0, &[9; BLOCK]).await.unwrap();
+                // The flush of this sync may be the one that fails, or that shows the loss.
+                if n == 0 && loss == Loss::Closed {
+                    synced_at_last(&other).await;
+                }
+                let done = other.sync(true).await;
+                done.unwrap_or_else(|error| panic!("{sums}, {loss:?}, {n}: {error}"));
+                volume.checkpoint().await.expect("one file is concerned");
+            }
+            if loss == Loss::Closed {
+                // The volume itself has not seen it.
+                volume.syncfs().await.ok();
+            }
+            let done = volume.syncfs().await;
+            done.unwrap_or_else(|error| panic!("{sums}, {loss:?}: {error}"));
+            volume.close().await.expect("what is not lost is durable");
+        });
+        disk.world().stop();
+        let there = found(&setup, &disk.power_cut(1), "damaged");
+        assert!(there[..BLOCK] == [8; BLOCK], "{sums}, {loss:?}: {} bytes", there.len());
+    }
+}
+
+/// A later opener syncs what is not lost, also if the file had dirty content when it was closed;
+/// and such a file can replace another.
+#[test]
+fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
+    let all = [Loss::Open, Loss::Repaired];
+    for (loss, renames) in all.into_iter().flat_map(|loss| [(loss, true), (loss, false)]) {
+        let setup = volume_setup();
+        let disk = blank(&setup, true);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Tree).await;
+            drop(create(&volume, "second").await.unwrap());
+            lose_truncated(&volume, &disk, (ino, damaged), loss).await;
+            if renames {
+                let [from, to] = ["damaged", "second"].map(|n| Name::new(n.as_bytes()).unwrap());
+                let (root, flags) = (Ino::ROOT, RenameFlags::empty());
+                let done = volume.rename(root, from, root, to, flags).await;
+                done.unwrap_or_else(|error| panic!("{loss:?}: {error}"));
+                volume.syncfs().await.expect("what is not lost is durable");
+            } else {
+                let (_, later) = create(&volume, "damaged").await.unwrap();
+                let done = later.sync(true).await;
+                done.unwrap_or_else(|error| panic!("{loss:?}: {error}"));
+            }
+        });
+        disk.world().stop();
+        let there = found(&setup, &disk.power_cut(1), if renames { "second" } else { "damaged" });
+        assert!(there[..BLOCK] == [8; BLOCK], "{loss:?}, {renames}: {} bytes", there.len());
+    }
+}
+
 /// The list of lost content is bounded.
 #[test]
 fn list_of_lost_content_says_how_much_it_leaves_out() {
