@@ -55,12 +55,21 @@ impl State {
         }
     }
 
-    /// After a successful commit: checks that all inodes are completely in the log.
+    /// After a successful commit: checks that all inodes are completely in the log. The error also
+    /// reports the losses of inodes without openers.
     ///
     /// # Errors
     /// The error of the first inode that is not.
     fn check_all_published(&mut self) -> Result<()> {
-        self.sync_errors.inos().into_iter().try_for_each(|ino| self.check_published(ino))
+        let mut result = Ok(());
+        for ino in self.sync_errors.inos() {
+            let done = self.check_published(ino);
+            if done.is_err() {
+                self.note_loss_reported(ino);
+            }
+            result = result.and(done);
+        }
+        result
     }
 }
 

@@ -244,6 +244,28 @@ fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
     }
 }
 
+/// A loss that shows after the last close is reported once.
+#[test]
+fn loss_that_shows_after_close_is_reported_once() {
+    let setup = volume_setup();
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        write(&damaged, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        lose_block_at_next_flush(&volume, &disk, (ino, &damaged), 1).await;
+        damaged.sync(true).await.expect_err("the flush fails");
+        drop(damaged);
+        until_closed(&volume, &disk, ino).await;
+        let error = volume.syncfs().await.expect_err("its block is lost").to_string();
+        assert!(error.contains("bytes 4096 to 8192"), "{error}");
+        volume.syncfs().await.expect("the loss was reported, and no opener is left");
+        volume.close().await.expect("what is not lost is durable");
+    });
+    disk.world().stop();
+}
+
 /// The list of lost content is bounded.
 #[test]
 fn list_of_lost_content_says_how_much_it_leaves_out() {
