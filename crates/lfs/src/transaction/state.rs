@@ -39,7 +39,7 @@ use crate::transaction::frozen::Frozen;
 use crate::transaction::lifecycle::{Lifecycle, Refusal};
 use crate::transaction::outstanding::Outstanding;
 use crate::transaction::reservations::Reservations;
-use crate::transaction::sync_errors::SyncErrors;
+use crate::transaction::sync_errors::{Lost, SyncErrors};
 use forebay_base::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -356,6 +356,7 @@ impl State {
         let gone = self.nodes.get(size.ino).map_or(0, |node| self.stored_bytes(node));
         self.removed_bytes.add(gone);
         self.drop_data(size.ino, dead, size.sequence);
+        self.sync_errors.remove(size.ino, Lost::Run);
         self.map.set_owner(size.data_id, size.ino);
         self.update(size.ino, |node| {
             // The change contains the size, and all earlier data is gone: no content can be lost

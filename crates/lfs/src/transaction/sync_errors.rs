@@ -119,10 +119,9 @@ impl SyncErrors {
         Lost::ALL.into_iter().rev().find(|reason| self.fails(ino, *reason))
     }
 
-    /// The inodes that cannot be synced.
+    /// The inodes with a reason.
     pub fn inos(&self) -> BTreeSet<u64> {
-        let fails = |(ino, reason): &&(u64, Lost)| self.fails(*ino, *reason);
-        self.reasons.iter().filter(fails).map(|(ino, _)| *ino).collect()
+        self.reasons.iter().map(|(ino, _)| *ino).collect()
     }
 
     /// Whether every inode can be synced.
@@ -191,7 +190,7 @@ mod tests {
         assert!(errors.fails(4, Lost::Run) && !errors.may_cover_lost(4));
         errors.note_closed(4);
         assert!(errors.has(4, Lost::Run) && !errors.may_cover_lost(4));
-        assert_eq!((errors.worst(4), errors.inos()), (None, BTreeSet::new()));
+        assert_eq!((errors.worst(4), errors.inos()), (None, BTreeSet::from([4])));
         errors.note_used(4);
         assert!(errors.may_cover_lost(4) && errors.note_sync_of_all() == [4]);
         errors.add(4, Lost::Run);

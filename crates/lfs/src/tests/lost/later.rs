@@ -266,6 +266,36 @@ fn loss_that_shows_after_close_is_reported_once() {
     disk.world().stop();
 }
 
+/// The story: a file had lost a block, was closed, and was truncated to nothing by a later opener,
+/// which did not sync it. Syncs of the next opener wrote the content again and again, and failed.
+#[test]
+fn file_truncated_by_later_opener_is_synced_by_the_next() {
+    for sums in [true, false] {
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Tree).await;
+            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            disk.heal();
+            drop(damaged);
+            until_closed(&volume, &disk, ino).await;
+            let (_, later) = create(&volume, "damaged").await.unwrap();
+            volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+            write(&later, 0, &[8; BLOCK]).await.unwrap();
+            drop(later);
+            let (_, next) = create(&volume, "damaged").await.unwrap();
+            let done = next.sync(true).await;
+            done.unwrap_or_else(|error| panic!("{sums}: {error}"));
+            let is_clear = !volume.0.files.has_sync_errors.is_set();
+            assert!(is_clear && volume.0.state.lock().sync_errors.is_empty(), "nothing is lost");
+        });
+        disk.world().stop();
+        assert!(found(&setup, &disk.power_cut(1), "damaged") == [8; BLOCK], "{sums}");
+    }
+}
+
 /// The list of lost content is bounded.
 #[test]
 fn list_of_lost_content_says_how_much_it_leaves_out() {
