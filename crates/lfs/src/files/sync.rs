@@ -185,14 +185,27 @@ impl OpenFiles {
         }
     }
 
+    /// Records the sizes of closed files with lost content, for a sync of everything. It goes on
+    /// after an error.
+    async fn publish_closed_ends(&self) -> Result<()> {
+        if !self.has_sync_errors.is_set() {
+            return Ok(());
+        }
+        let with_lost = self.state.lock().sync_errors.note_sync_of_all();
+        let mut result = Ok(());
+        for ino in with_lost {
+            let done = self.with_space(|state| state.publish_closed_end(ino)).await;
+            result = result.and(done);
+        }
+        result
+    }
+
     /// Makes everything durable.
     pub async fn sync_everything(&self) -> Result<()> {
+        self.with_space(|state| state.write_times(None)).await?;
+        let mut result = self.publish_closed_ends().await;
         let contents: Vec<Arc<Content>> = {
-            self.with_space(|state| state.write_times(None)).await?;
-            let mut state = self.state.lock();
-            // Sizes of closed files with lost content.
-            let with_lost = state.sync_errors.note_sync_of_all();
-            with_lost.into_iter().try_for_each(|ino| state.publish_closed_end(ino))?;
+            let state = self.state.lock();
             let is_unsynced = |node: &&Node| {
                 let longer = node.live_size().is_some_and(|size| size > node.published());
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
@@ -201,7 +214,6 @@ impl OpenFiles {
             let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_unsynced);
             nodes.filter_map(|node| node.content.clone()).collect()
         };
-        let mut result = Ok(());
         let mut rest = &contents[..];
         while !rest.is_empty() {
             let (together, others) = rest.split_at(count_together(rest));

@@ -296,6 +296,36 @@ fn file_truncated_by_later_opener_is_synced_by_the_next() {
     }
 }
 
+/// The size of a closed file with lost content cannot be recorded any more. A sync of everything
+/// reports that, and makes the other files durable.
+#[test]
+fn refused_size_of_closed_file_stops_no_sync_of_everything() {
+    let setup = volume_setup();
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        prepare(&volume, &damaged, Before::Beyond).await;
+        lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+        disk.heal();
+        let (direct, keep) = (AlignedBuf::copy_of(&[7; BLOCK]), Privileges::Keep);
+        damaged.write(3 * BLOCK as u64, direct, IoFlags::DIRECT, keep).await.1.unwrap();
+        damaged.sync(true).await.expect_err("a block of it is lost");
+        drop(damaged);
+        until_closed(&volume, &disk, ino).await;
+        let (other_ino, other) = create(&volume, "other").await.unwrap();
+        write(&other, 0, &[9; BLOCK]).await.unwrap();
+        volume.0.files.content("test", other_ino).unwrap().file.write_out().await.unwrap();
+        volume.0.files.with_space(|state| state.write_times(None)).await.unwrap();
+        let error = forebay_base::Error::new(ErrorKind::Io, "checkpoint", "a node is bad");
+        volume.0.state.lock().life.stop(error);
+        let error = volume.syncfs().await.expect_err("a size is refused");
+        assert_eq!(error.kind(), ErrorKind::ReadOnly);
+    });
+    disk.world().stop();
+    assert!(after_crash(&setup, &disk.cut_state(1), "other") == [9; BLOCK]);
+}
+
 /// The list of lost content is bounded.
 #[test]
 fn list_of_lost_content_says_how_much_it_leaves_out() {
