@@ -346,6 +346,12 @@ pub trait MapOps: Send + Sync {
         None
     }
 
+    /// The published size, and lost content that follows it: the map publishes no size that ends in
+    /// it. Only for whether a size has to be published, because writes of it may be in flight.
+    fn covered_size(&self) -> Option<u64> {
+        self.published_size()
+    }
+
     /// Makes published pieces durable and findable. `here`: the caller blocks, and I/O may be
     /// carried out on its thread.
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;

@@ -15,7 +15,7 @@ const PUBLISH_TRIES: usize = 64;
 impl MappedFile {
     /// Publishes the size, as far as all blocks below it are written.
     pub fn publish_size(&self) {
-        if self.ops.published_size().is_some_and(|published| published < self.size()) {
+        if self.ops.covered_size().is_some_and(|covered| covered < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
             let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
@@ -55,7 +55,7 @@ impl MappedFile {
     }
 
     fn is_published(&self, end: u64) -> bool {
-        self.ops.published_size().is_none_or(|p| p >= end.min(self.size()))
+        self.ops.covered_size().is_none_or(|covered| covered >= end.min(self.size()))
     }
 
     /// Writes the dirty blocks between the published size and `end`, which hold the size back

@@ -500,6 +500,10 @@ impl MapOps for FileOps {
 
     fn published_size(&self) -> Option<u64> {
         // content.D12, content.D13.
+        self.published.get()
+    }
+
+    fn covered_size(&self) -> Option<u64> {
         let published = self.published.get()?;
         let files = self.files.upgrade()?;
         if !files.has_sync_errors.is_set() {
@@ -508,7 +512,7 @@ impl MapOps for FileOps {
         // Some file has lost content, of which a size may not be recorded.
         let state = files.state.lock();
         let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
-        Some(state.published_size(self.ino.0, node))
+        Some(state.covered_size(self.ino.0, node))
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {

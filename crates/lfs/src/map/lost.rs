@@ -84,6 +84,15 @@ impl LostBlocks {
         Some(start..start + piece.blocks)
     }
 
+    /// The end of the lost blocks that begin with `block`. If it is not lost: `block`.
+    pub fn end_from(&self, data_id: u64, block: u64) -> u64 {
+        let mut end = block;
+        while let Some(more) = self.next(data_id, end).filter(|more| more.start == end) {
+            end = more.end;
+        }
+        end
+    }
+
     /// The end of the blocks before `end`, without the lost ones that lie directly before it.
     pub fn end_without(&self, data_id: u64, end: u64) -> u64 {
         let Some(lost) = self.files.get(&data_id) else { return end };
@@ -117,6 +126,10 @@ mod tests {
         lost.add((3, 5), 14..20, 7);
         assert_eq!(lost.files().collect::<Vec<_>>(), [(3, vec![10..11, 12..20])]);
         assert_eq!((lost.end_without(5, 20), lost.end_without(5, 21)), (12, 21));
+        let ends = [9, 10, 11, 12, 20].map(|block| lost.end_from(5, block));
+        assert_eq!(ends, [9, 11, 11, 20, 20]);
+        lost.add((3, 5), 20..22, 8);
+        assert_eq!(lost.end_from(5, 13), 22, "of another birth");
         lost.end(5, 10..u64::MAX, 9);
         assert!(lost.is_empty() && lost.next(5, 0).is_none());
         lost.add((3, 5), 3..4, 1);

@@ -375,16 +375,17 @@ impl State {
         size.filter(|size| *size > published).map(|size| Size { size, ..grown })
     }
 
-    /// The size that is recorded, as far as records may have it: lost blocks at the end count.
-    pub fn published_size(&self, ino: u64, node: &Node) -> u64 {
-        let published = node.published();
+    /// The recorded size, and the lost blocks that follow it: no record may end with them.
+    pub fn covered_size(&self, ino: u64, node: &Node) -> u64 {
+        let (published, unit) = (node.published(), self.layout.block_bytes());
         let Some(live) = node.live_size().filter(|live| *live > published) else {
             return published;
         };
-        match self.recordable_size(ino, node.inode.data_id, live) {
-            Some(kept) if kept <= published => live,
-            _ => published,
+        if !self.sync_errors.may_cover_lost(ino) {
+            return published;
         }
+        let end = self.map.lost.end_from(node.inode.data_id, published / unit) * unit;
+        live.min(published.max(end))
     }
 
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated

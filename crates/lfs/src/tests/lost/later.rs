@@ -326,6 +326,39 @@ fn refused_size_of_closed_file_stops_no_sync_of_everything() {
     assert!(after_crash(&setup, &disk.cut_state(1), "other") == [9; BLOCK]);
 }
 
+/// Lost blocks behind the recorded size count as recorded, up to the next content, whatever the
+/// size of the file is.
+#[test]
+fn covered_size_ends_with_lost_blocks() {
+    let setup = volume_setup();
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        write(&damaged, 0, &[1; 2 * BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        for block in 2..5 {
+            lose_block(&volume, &disk, (ino, &damaged), block).await;
+        }
+        disk.heal();
+        drop(damaged);
+        until_closed(&volume, &disk, ino).await;
+        let (_, later) = create(&volume, "damaged").await.unwrap();
+        later.sync(true).await.expect("all openers have closed it");
+        let sizes = || {
+            let state = volume.0.state.lock();
+            let node = state.nodes.get(ino.0).unwrap();
+            [node.published(), state.covered_size(ino.0, node), node.live_size().unwrap()]
+        };
+        assert_eq!(sizes(), [2, 5, 5].map(|blocks| blocks * BLOCK as u64));
+        write(&later, 5 * BLOCK as u64, &[5; BLOCK]).await.unwrap();
+        assert_eq!(sizes(), [2, 5, 6].map(|blocks| blocks * BLOCK as u64));
+        later.sync(true).await.expect("what is not lost is durable");
+        assert_eq!(sizes(), [6; 3].map(|blocks| blocks * BLOCK as u64));
+    });
+    disk.world().stop();
+}
+
 /// The list of lost content is bounded.
 #[test]
 fn list_of_lost_content_says_how_much_it_leaves_out() {
