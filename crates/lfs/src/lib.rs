@@ -27,11 +27,12 @@
 //! after a flush of everything before them. I13 a record points only at bytes whose write had
 //! completed when it was appended. I14 where runs overlap, the content with the later birth counts,
 //! whatever the order of completion. I15 a recoverable size never covers bytes that were not
-//! written. I16 nothing that one of the two newest durable checkpoints, or the log since the older
-//! one, refers to is overwritten with anything else. I17 what recovery has read is flushed and
-//! checkpointed before it is served, so that a second recovery finds the same. I18 after a failed
-//! write no sync succeeds before its records are written again; after a failed flush, before all
-//! records since the last successful flush are (log.L12).
+//! written; once all openers from before a loss have closed the file, it may cover lost blocks,
+//! except at its end (sync_errors.E21). I16 nothing that one of the two newest durable checkpoints,
+//! or the log since the older one, refers to is overwritten with anything else. I17 what recovery
+//! has read is flushed and checkpointed before it is served, so that a second recovery finds the
+//! same. I18 after a failed write no sync succeeds before its records are written again; after a
+//! failed flush, before all records since the last successful flush are (log.L12).
 //!
 //! Locks: `docs/internals/volume.md` draws their order.
 #![forbid(unsafe_code)]

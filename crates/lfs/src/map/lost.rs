@@ -18,6 +18,18 @@ use std::ops::Range;
 /// Pieces here have no place, so parts of them need no block size.
 const NO_BYTES: u64 = 0;
 
+/// The lost blocks of one file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct LostRuns {
+    pub ino: u64,
+    /// The number of lost blocks.
+    pub blocks: u64,
+    /// The first runs of them.
+    pub first: Vec<Range<u64>>,
+    /// The number of runs after those.
+    pub more: u64,
+}
+
 /// Lost blocks by data id: as holes, with the births of what was lost.
 #[derive(Default)]
 pub(crate) struct LostBlocks {
@@ -42,18 +54,27 @@ impl LostBlocks {
         self.files.len()
     }
 
-    /// The files, by data id: the inode, and the runs of lost blocks.
-    pub fn files(&self) -> impl Iterator<Item = (u64, Vec<Range<u64>>)> {
-        self.files.values().map(|lost| {
-            let mut runs: Vec<Range<u64>> = Vec::new();
+    /// The first `most` files, by data id, with the first `most` runs of each.
+    pub fn files(&self, most: usize) -> impl Iterator<Item = LostRuns> {
+        self.files.values().take(most).map(move |lost| {
+            let mut found = LostRuns { ino: lost.owner, ..LostRuns::default() };
+            let mut last = None;
             for (start, piece) in lost.pieces() {
                 let end = start + piece.blocks;
-                match runs.last_mut().filter(|last| last.end == start) {
-                    Some(last) => last.end = end,
-                    None => runs.push(start..end),
+                let joins = last == Some(start);
+                last = Some(end);
+                found.blocks += piece.blocks;
+                if !joins && found.first.len() == most {
+                    found.more += 1;
+                } else if !joins {
+                    found.first.push(start..end);
+                } else if found.more == 0
+                    && let Some(run) = found.first.last_mut()
+                {
+                    run.end = end;
                 }
             }
-            (lost.owner, runs)
+            found
         })
     }
 
@@ -124,7 +145,11 @@ mod tests {
         let ends = [9, 10, 11, 12, 13, 14, 15].map(|end| lost.end_without(5, end));
         assert_eq!(ends, [9, 10, 10, 12, 12, 12, 15]);
         lost.add((3, 5), 14..20, 7);
-        assert_eq!(lost.files().collect::<Vec<_>>(), [(3, vec![10..11, 12..20])]);
+        let runs = |first: &[Range<u64>], more| {
+            vec![LostRuns { ino: 3, blocks: 9, first: first.to_vec(), more }]
+        };
+        let list = [0, 1, 2].map(|most| lost.files(most).collect::<Vec<_>>());
+        assert_eq!(list, [vec![], runs(&[10..11], 1), runs(&[10..11, 12..20], 0)]);
         assert_eq!((lost.end_without(5, 20), lost.end_without(5, 21)), (12, 21));
         let ends = [9, 10, 11, 12, 20].map(|block| lost.end_from(5, block));
         assert_eq!(ends, [9, 11, 11, 20, 20]);

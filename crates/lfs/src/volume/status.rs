@@ -66,15 +66,14 @@ impl Volume {
         {
             let state = self.0.state.lock();
             let lost = &state.map.lost;
-            for (ino, runs) in lost.files().take(most) {
-                let bytes = |run: &Range<u64>| (run.end - run.start) * unit;
-                let listed = runs.iter().take(most).map(|run| (run.start * unit, bytes(run)));
+            for runs in lost.files(most) {
+                let range = |run: &Range<u64>| (run.start * unit, (run.end - run.start) * unit);
                 list.files.push(LostFile {
-                    ino: Ino(ino),
+                    ino: Ino(runs.ino),
                     path: None,
-                    bytes: runs.iter().map(bytes).sum(),
-                    ranges: listed.collect(),
-                    more_ranges: runs.len().saturating_sub(most) as u64,
+                    bytes: runs.blocks * unit,
+                    ranges: runs.first.iter().map(range).collect(),
+                    more_ranges: runs.more,
                 });
             }
             list.more_files = lost.file_count().saturating_sub(most) as u64;

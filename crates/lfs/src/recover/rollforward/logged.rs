@@ -5,8 +5,9 @@
 //! recovery would find in their place. So a checkpoint reads the log back, up to the record at
 //! which it froze the changes, and merges what it finds.
 //!
-//! Invariants: Q2 no lost content gets into a tree, and no size that covers it: of each file of
-//! which something was left out, a checkpoint merges exactly what a recovery of its records finds.
+//! Invariants: Q2 no lost content gets into a tree, and no size that covers it and is in no record:
+//! of each file of which something was left out, a checkpoint merges exactly what a recovery of its
+//! records finds.
 //!
 //! Lock: the state lock in turn; none across a wait. The caller has the turn of checkpoints, so the
 //! newest checkpoint stays what it is.
