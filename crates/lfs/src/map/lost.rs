@@ -145,11 +145,10 @@ mod tests {
         let ends = [9, 10, 11, 12, 13, 14, 15].map(|end| lost.end_without(5, end));
         assert_eq!(ends, [9, 10, 10, 12, 12, 12, 15]);
         lost.add((3, 5), 14..20, 7);
-        let runs = |first: &[Range<u64>], more| {
-            vec![LostRuns { ino: 3, blocks: 9, first: first.to_vec(), more }]
-        };
+        let runs = |first: Vec<Range<u64>>, more| vec![LostRuns { ino: 3, blocks: 9, first, more }];
         let list = [0, 1, 2].map(|most| lost.files(most).collect::<Vec<_>>());
-        assert_eq!(list, [vec![], runs(&[10..11], 1), runs(&[10..11, 12..20], 0)]);
+        let both = vec![10..11, 12..20];
+        assert_eq!(list, [vec![], runs(both[..1].to_vec(), 1), runs(both, 0)]);
         assert_eq!((lost.end_without(5, 20), lost.end_without(5, 21)), (12, 21));
         let ends = [9, 10, 11, 12, 20].map(|block| lost.end_from(5, block));
         assert_eq!(ends, [9, 11, 11, 20, 20]);
