@@ -162,8 +162,9 @@ impl Bounds {
             Operation::Open => 20 * of_log,
             Operation::Fsck => 20 * (50 + 3 * of_log / 2),
             Operation::ReadAll | Operation::Close => 20 * of_content,
-            // A step writes up to 1 MiB, and may wait for the cleaner.
-            Operation::Step => times * 3_000,
+            // A step writes up to 1 MiB, and may wait for the cleaner. Five syncs at once on a
+            // device that fails every write took more than 3,000, as each tries closed files, too.
+            Operation::Step => times * 4_500,
             Operation::Checkpoint => 1_000,
             Operation::Grow => 600,
             // A task takes longer than a step: it begins within a step, and goes on during later

@@ -2,7 +2,8 @@
 //! until the content is written again, truncated or removed.
 //!
 //! Invariant: E21 content that the device has lost fails each sync of its inode until it is written
-//! again, truncated or removed, or until the last opener of that time has closed the file.
+//! again, truncated or removed, or until the last opener of that time has closed the file. If the
+//! loss shows after that, the first error that reports it ends this.
 //!
 //! No locks: the volume's state lock covers it, except for the flag.
 
