@@ -422,8 +422,13 @@ impl Mapping {
     /// opener has seen stays, for the next one. So does that of a file with nothing to write: what
     /// is cached of it is not retained.
     pub fn forget_seen_loss(&self) {
-        if !self.is_settled() && self.errseq.unreported().is_none() {
-            *self.sticky.lock() = None;
+        if self.is_settled() {
+            return;
+        }
+        let mut sticky = self.sticky.lock();
+        // Under the lock: `poison` sets `errseq` first, so a new error is seen here or set later.
+        if self.errseq.unreported().is_none() {
+            *sticky = None;
         }
     }
 

@@ -23,6 +23,7 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
+use forebay_cache::rangeset::RangeSet;
 use forebay_cache::{Mapping, PageCache};
 use std::any::Any;
 use std::future::Future;
@@ -370,6 +371,13 @@ pub trait MapOps: Send + Sync {
     /// a commit the blocks that it covers are written again, as far as the cache holds them.
     fn has_lost_content(&self) -> bool {
         false
+    }
+
+    /// Which of these blocks of the mapping the map knows to be lost, whatever its commits say.
+    /// They are written again, as far as the cache holds them.
+    fn lost_blocks(&self, covered: &RangeSet) -> Vec<Range<u64>> {
+        let _none_of = covered;
+        Vec::new()
     }
 
     /// Whether a write with FUA is durable and found after a crash, so that it needs no commit.

@@ -69,6 +69,7 @@ impl Running {
         self.over = true;
         let (file, unflushed) = (&*self.file, &self.file.mapping.unflushed);
         let mut covered = std::mem::take(&mut self.covered);
+        let again = file.write_lost_again(&mut covered.pinned);
         if done.is_ok() {
             file.mapping.domain.note_flushed();
         }
@@ -86,7 +87,7 @@ impl Running {
         // began may be lost, too.
         let lost = unflushed.take_lost();
         let done = match done {
-            Ok(()) if !certified || !lost.is_empty() => {
+            Ok(()) if !certified || !lost.is_empty() || again => {
                 let text = "a flush of the same device failed that was asked for elsewhere";
                 Err(Error::new(ErrorKind::Io, "flush", text))
             }
@@ -355,6 +356,22 @@ impl MappedFile {
         self.cache.keep_set(free);
         // The blocks that were kept can be reclaimed now.
         self.cache.wake_frame_waiters();
+    }
+
+    /// Removes the blocks that the map has lost from those that a flush covers, and makes them
+    /// dirty again. Returns whether there are any.
+    fn write_lost_again(&self, covered: &mut RangeSet) -> bool {
+        let lost = self.ops.lost_blocks(covered);
+        let mut again = self.cache.take_set();
+        for run in &lost {
+            covered.remove(run.clone());
+            again.insert(run.clone());
+        }
+        self.each_pinned(&again, |folio, part| {
+            folio.flush_failed(self.mapping.blocks_inside(folio.index, &part));
+        });
+        self.cache.keep_set(again);
+        !lost.is_empty()
     }
 
     fn flush_failed(&self, covered: &Covered) {

@@ -35,6 +35,7 @@ use crate::transaction::sync_errors::{Lost, lost_error};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
+use forebay_cache::rangeset::RangeSet;
 use forebay_iomap::{
     BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
 };
@@ -87,6 +88,11 @@ impl FileOps {
 
     pub fn files(&self) -> Result<Arc<OpenFiles>> {
         self.files.upgrade().ok_or_else(closed)
+    }
+
+    /// The files, if some file cannot be synced. Content is lost only then.
+    fn with_sync_errors(&self) -> Option<Arc<OpenFiles>> {
+        self.files.upgrade().filter(|files| files.has_sync_errors.is_set())
     }
 
     /// The data id, and the block of the file at an offset.
@@ -448,12 +454,9 @@ impl MapOps for FileOps {
             }
             _ => size,
         };
-        let grown = (size > published && self.is_of(node)).then(|| Size {
-            ino: self.ino.0,
-            data_id,
-            size,
-            sequence: state.counters.last_sequence(),
-        });
+        let (ino, sequence) = (self.ino.0, state.counters.last_sequence());
+        let grown = size > published && self.is_of(node);
+        let grown = grown.then_some(Size { ino, data_id, size, sequence });
         let room = files.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
         // A size that a failure took back (`regrow`) follows the content that is written again.
@@ -505,11 +508,7 @@ impl MapOps for FileOps {
 
     fn covered_size(&self) -> Option<u64> {
         let published = self.published.get()?;
-        let files = self.files.upgrade()?;
-        if !files.has_sync_errors.is_set() {
-            return Some(published);
-        }
-        // Some file has lost content, of which a size may not be recorded.
+        let Some(files) = self.with_sync_errors() else { return Some(published) };
         let state = files.state.lock();
         let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
         Some(state.covered_size(self.ino.0, node))
@@ -532,9 +531,14 @@ impl MapOps for FileOps {
     }
 
     fn has_lost_content(&self) -> bool {
-        let Some(files) = self.files.upgrade() else { return false };
+        let Some(files) = self.with_sync_errors() else { return false };
         let state = files.state.lock();
         [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.fails(self.ino.0, lost))
+    }
+
+    fn lost_blocks(&self, covered: &RangeSet) -> Vec<Range<u64>> {
+        let Some(files) = self.with_sync_errors() else { return Vec::new() };
+        files.state.lock().lost_blocks(self.ino.0, covered)
     }
 
     /// Appends one record in one step: no request to the device is needed.

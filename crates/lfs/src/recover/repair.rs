@@ -41,8 +41,10 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
+use forebay_cache::rangeset::RangeSet;
 use forebay_iomap::ops::is_bad;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// A run that the repair wrote again.
@@ -386,6 +388,16 @@ impl State {
         }
         let end = self.map.lost.end_from(node.inode.data_id, published / unit) * unit;
         live.min(published.max(end))
+    }
+
+    /// Which of these blocks of an inode are lost.
+    pub fn lost_blocks(&self, ino: u64, of: &RangeSet) -> Vec<Range<u64>> {
+        let Some(data_id) = self.nodes.get(ino).map(|node| node.inode.data_id) else {
+            return Vec::new();
+        };
+        let next = |from: &Range<u64>| self.map.lost.next(data_id, from.end);
+        let lost = std::iter::successors(self.map.lost.next(data_id, 0), next);
+        lost.flat_map(|run| of.within(run)).collect()
     }
 
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated

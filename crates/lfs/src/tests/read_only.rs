@@ -21,6 +21,7 @@ use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr};
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -75,12 +76,18 @@ pub(super) async fn lose_block_at_next_flush(
     let direct = AlignedBuf::copy_of(&[200; BLOCK]);
     let (at, keep) = (block * BLOCK as u64, Privileges::Keep);
     file.write(at, direct, IoFlags::DIRECT, keep).await.1.unwrap();
+    let place = place_of(volume, ino, block).await;
+    disk.inject(failing(BioOp::Read).within(place).sticky());
+    disk.inject(failing(BioOp::Flush));
+}
+
+/// The bytes of the device that a block of a file is in.
+pub(super) async fn place_of(volume: &Volume, ino: Ino, block: u64) -> Range<u64> {
     let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     let found = volume.0.piece_at(data_id, block).await.unwrap().0.at;
     let Where::Run(place) = found else { panic!("a run, not {found:?}") };
     let at = volume.0.layout.device_offset(place);
-    disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
-    disk.inject(failing(BioOp::Flush));
+    at..at + BLOCK as u64
 }
 
 /// A lost block, written anew before any checkpoint: nothing is lost then.

@@ -4,7 +4,10 @@
 //! No locks.
 
 use super::*;
+use crate::tests::faults::failing;
+use crate::tests::read_only::place_of;
 use crate::{LostContent, LostFile};
+use forebay_block::BioOp;
 
 /// Syncs of the openers of a loss fail, until the last of them has closed the file. Later ones make
 /// durable what is not lost, and reads of the rest fail for the life of the volume. The next one
@@ -242,6 +245,56 @@ fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
         let there = found(&setup, &disk.power_cut(1), if renames { "second" } else { "damaged" });
         assert!(there[..BLOCK] == [8; BLOCK], "{loss:?}, {renames}: {} bytes", there.len());
     }
+}
+
+/// The device loses a block that is still in the cache, and takes it back at another place only.
+/// The story: the next flush of the file took the block for durable. The cache evicted it, and
+/// after the close no sync reported the loss.
+#[test]
+fn lost_block_that_is_cached_is_written_elsewhere() {
+    for (sums, cut, by_sync) in (0..8).map(|bits| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0)) {
+        let shown = format!("sums {sums}, truncated {cut}, by a later opener {by_sync}");
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            prepare(&volume, &damaged, Before::Tree).await;
+            if cut {
+                volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+            }
+            write(&damaged, 0, &[7; BLOCK]).await.unwrap();
+            let content = volume.0.files.content("test", ino).unwrap();
+            content.file.write_out().await.unwrap();
+            drop(content);
+            refuse_block(&volume, &disk, ino, 0).await;
+            assert!(volume.0.flush_all().await.is_err(), "the flush fails");
+            let (_, other) = create(&volume, "other").await.unwrap();
+            write(&other, 0, &[9; BLOCK]).await.unwrap();
+            other.sync(true).await.ok();
+            drop(damaged);
+            if by_sync {
+                let (_, later) = create(&volume, "damaged").await.unwrap();
+                synced_at_last(&later).await;
+            } else {
+                synced_at_last_of_all(&volume).await;
+            }
+            volume.syncfs().await.expect("the cache has all of it");
+            assert_eq!(volume.lost_content(9), LostContent::default(), "{shown}");
+        });
+        disk.world().stop();
+        let there = found(&setup, &disk.power_cut(1), "damaged");
+        assert!(there[..BLOCK] == [7; BLOCK], "{shown}: {} bytes", there.len());
+    }
+}
+
+/// The place of a block fails reads and writes from now on, and the next flush fails.
+async fn refuse_block(volume: &Volume, disk: &SimDisk, ino: Ino, block: u64) {
+    let place = place_of(volume, ino, block).await;
+    for op in [BioOp::Read, BioOp::Write] {
+        disk.inject(failing(op).within(place.clone()).sticky());
+    }
+    disk.inject(failing(BioOp::Flush));
 }
 
 /// A loss that shows after the last close is reported once.
