@@ -51,6 +51,23 @@ fn volume_setup() -> Setup {
     Setup { volume_bytes: 16 << 20, ..setup(0) }
 }
 
+/// Runs a test on a new volume with the file "damaged". Returns the volume's setup, the disk after
+/// the world was stopped, and the result.
+fn on_volume<T>(
+    sums: bool,
+    test: impl AsyncFnOnce(&SimDisk, Volume, (Ino, OpenFileRef)) -> T,
+) -> (Setup, SimDisk, T) {
+    let setup = volume_setup();
+    let disk = blank(&setup, sums);
+    let result = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let damaged = create(&volume, "damaged").await.unwrap();
+        test(&disk, volume, damaged).await
+    });
+    disk.world().stop();
+    (setup, disk, result)
+}
+
 /// Writes and syncs the file; returns its content.
 async fn prepare(volume: &Volume, file: &OpenFileRef, before: Before) -> Vec<u8> {
     let mut content = vec![1; BLOCKS * BLOCK];
@@ -235,36 +252,32 @@ fn file_with_lost_block_heals() {
     for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
         for (how, checkpoints) in HEALS.into_iter().flat_map(|how| [0, 1, 3].map(|n| (how, n))) {
             let shown = format!("sums {sums}, {before:?}, {how:?}, {checkpoints} checkpoints");
-            let setup = volume_setup();
-            let disk = blank(&setup, sums);
-            let mut content = disk.world().run(async {
-                let volume = open(&setup, &disk).await.unwrap();
-                let (ino, damaged) = create(&volume, "damaged").await.unwrap();
-                prepare(&volume, &damaged, before).await;
-                lose_block(&volume, &disk, (ino, &damaged), LOST).await;
-                for _ in 0..checkpoints {
-                    volume.checkpoint().await.unwrap();
-                }
-                disk.heal();
-                // Syncs through an opener from before the loss report it until that opener closes
-                // the file.
-                drop(damaged);
-                let (_, damaged) = create(&volume, "damaged").await.unwrap();
-                let content = heal(&volume, (ino, &damaged), how).await;
-                let damaged = match how {
-                    Heal::Removed => {
-                        drop(damaged);
-                        create(&volume, "damaged").await.unwrap().1
+            let (setup, disk, mut content) =
+                on_volume(sums, async |disk, volume, (ino, damaged)| {
+                    prepare(&volume, &damaged, before).await;
+                    lose_block(&volume, disk, (ino, &damaged), LOST).await;
+                    for _ in 0..checkpoints {
+                        volume.checkpoint().await.unwrap();
                     }
-                    _ => damaged,
-                };
-                synced_at_last(&damaged).await;
-                volume.checkpoint().await.expect("nothing is lost");
-                damaged.sync(true).await.expect("nothing is lost");
-                volume.syncfs().await.expect("nothing is lost");
-                content
-            });
-            disk.world().stop();
+                    disk.heal();
+                    // Syncs through an opener from before the loss report it until that opener closes
+                    // the file.
+                    drop(damaged);
+                    let (_, damaged) = create(&volume, "damaged").await.unwrap();
+                    let content = heal(&volume, (ino, &damaged), how).await;
+                    let damaged = match how {
+                        Heal::Removed => {
+                            drop(damaged);
+                            create(&volume, "damaged").await.unwrap().1
+                        }
+                        _ => damaged,
+                    };
+                    synced_at_last(&damaged).await;
+                    volume.checkpoint().await.expect("nothing is lost");
+                    damaged.sync(true).await.expect("nothing is lost");
+                    volume.syncfs().await.expect("nothing is lost");
+                    content
+                });
             if before == Before::Beyond && !content.is_empty() {
                 // Between the size at the last sync and the lost block the file has a hole.
                 let end = content.len().min(LOST as usize * BLOCK);
@@ -286,13 +299,9 @@ fn file_with_lost_block_heals() {
 fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     let mut all = 0;
     for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        let synced = disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, synced) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             let synced = prepare(&volume, &damaged, before).await;
-            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            lose_block(&volume, disk, (ino, &damaged), LOST).await;
             disk.record_cuts();
             for n in 0..2 {
                 let (_, file) = create(&volume, &other(n)).await.unwrap();
@@ -302,7 +311,6 @@ fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
             }
             synced
         });
-        disk.world().stop();
         for (n, cut) in disk.take_cuts().iter().enumerate() {
             for state in cut.states(2) {
                 all += 1;
@@ -336,15 +344,11 @@ async fn until_closed(volume: &Volume, disk: &SimDisk, ino: Ino) {
 #[test]
 fn size_behind_lost_block_is_not_recorded() {
     for (sums, close) in [(true, false), (false, false), (true, true)] {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             write(&damaged, 0, &[1; 2 * BLOCK]).await.unwrap();
             volume.syncfs().await.unwrap();
             write(&damaged, 2 * BLOCK as u64, &[2; BLOCK]).await.unwrap();
-            lose_block_unnoticed(&volume, &disk, (ino, &damaged), 3).await;
+            lose_block_unnoticed(&volume, disk, (ino, &damaged), 3).await;
             volume.checkpoint().await.expect("one file is concerned");
             damaged.sync(true).await.expect_err("its block is lost");
             if close {
@@ -354,7 +358,6 @@ fn size_behind_lost_block_is_not_recorded() {
             let (_, other) = create(&volume, "other").await.unwrap();
             other.sync(false).await.unwrap();
         });
-        disk.world().stop();
         let there = after_crash(&setup, &disk.cut_state(1), "damaged");
         assert!(there.len() <= 3 * BLOCK, "{sums}, {close}: a size without its bytes");
         assert!(there[..2 * BLOCK] == [1; 2 * BLOCK] && !there[2 * BLOCK..].contains(&0));
@@ -365,15 +368,11 @@ fn size_behind_lost_block_is_not_recorded() {
 /// size in memory, also when it is closed and memory is short.
 #[test]
 fn file_with_lost_end_keeps_its_size_after_checkpoint() {
-    let setup = volume_setup();
-    let disk = blank(&setup, true);
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+    let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
         write(&damaged, 0, &[1; BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
         // No record had the size before the block was lost.
-        lose_block_unnoticed(&volume, &disk, (ino, &damaged), LOST).await;
+        lose_block_unnoticed(&volume, disk, (ino, &damaged), LOST).await;
         volume.checkpoint().await.expect("one file is concerned");
         damaged.sync(true).await.expect_err("its block is lost");
         drop(damaged);
@@ -381,13 +380,12 @@ fn file_with_lost_end_keeps_its_size_after_checkpoint() {
             let (_, file) = create(&volume, &other(n)).await.unwrap();
             file.sync(true).await.expect("nothing of this file is lost");
         }
-        until_closed(&volume, &disk, ino).await;
+        until_closed(&volume, disk, ino).await;
         assert_eq!(volume.getattr(ino).await.unwrap().size, (LOST + 1) * BLOCK as u64);
         let (_, damaged) = create(&volume, "damaged").await.unwrap();
         reads_fail((ino, &damaged), &[1; BLOCK]).await;
         damaged.sync(true).await.expect("all openers of that time have closed it");
     });
-    disk.world().stop();
     let there = after_crash(&setup, &disk.cut_state(1), "damaged");
     assert!(there == [[1; BLOCK], [0; BLOCK]].concat(), "without the lost end");
 }
@@ -397,17 +395,13 @@ fn file_with_lost_end_keeps_its_size_after_checkpoint() {
 #[test]
 fn loss_while_inode_is_evicted_is_noticed() {
     for checkpoint in [false, true] {
-        let setup = volume_setup();
-        let disk = blank(&setup, true);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
             write(&damaged, 0, &[1; BLOCK]).await.unwrap();
             volume.syncfs().await.unwrap();
-            lose_block_at_next_flush(&volume, &disk, (ino, &damaged), 1).await;
+            lose_block_at_next_flush(&volume, disk, (ino, &damaged), 1).await;
             damaged.sync(true).await.expect_err("the flush fails");
             drop(damaged);
-            until_closed(&volume, &disk, ino).await;
+            until_closed(&volume, disk, ino).await;
             let evicted = volume.0.state.lock().forget(ino.0);
             assert!(evicted.is_some_and(|node| !node.regrow), "no repair yet");
             // The commit of another file does the repair.
@@ -423,7 +417,6 @@ fn loss_while_inode_is_evicted_is_noticed() {
             write(&damaged, BLOCK as u64, &[3; BLOCK]).await.unwrap();
             synced_at_last(&damaged).await;
         });
-        disk.world().stop();
         let there = after_crash(&setup, &disk.cut_state(1), "damaged");
         let wanted = [[1; BLOCK], [3; BLOCK]].concat();
         assert!(there == wanted, "{checkpoint}: {} bytes", there.len());
@@ -433,20 +426,15 @@ fn loss_while_inode_is_evicted_is_noticed() {
 /// Lost blocks over a hole are no hole: a copy that leaves out holes must not take them for zeros.
 #[test]
 fn lost_blocks_over_hole_are_data() {
-    let setup = volume_setup();
-    let disk = blank(&setup, true);
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+    on_volume(true, async |disk, volume, (ino, damaged)| {
         prepare(&volume, &damaged, Before::Hole).await;
-        lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+        lose_block(&volume, disk, (ino, &damaged), LOST).await;
         volume.checkpoint().await.expect("one file is concerned");
         let content = volume.0.files.content("test", ino).unwrap();
         let all = 0..(BLOCKS * BLOCK) as u64;
         let runs = content.file.ops.extents(all.clone(), 9).await.unwrap();
         assert_eq!(runs, [(0, all.end, true)]);
     });
-    disk.world().stop();
 }
 
 /// One lost block among 10,000 files: each of the others is written and synced, in 20 rounds with a

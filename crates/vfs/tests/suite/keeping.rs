@@ -15,19 +15,9 @@ struct Slow(MemFs);
 impl FileSystem for Slow {
     forebay_vfs::delegate_file_system!(
         [0]
-        statfs lookup parent getattr setattr mknod mkdir symlink link rmdir rename readlink readdir
-        getxattr setxattr listxattr removexattr open syncfs
+        statfs lookup parent getattr setattr create mknod mkdir symlink link rmdir rename readlink
+        readdir getxattr setxattr listxattr removexattr open syncfs
     );
-
-    fn create<'a>(
-        &'a self,
-        dir: Ino,
-        name: Name<'a>,
-        new: &'a NewInode,
-        flags: OpenFlags,
-    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        self.0.create(dir, name, new, flags)
-    }
 
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {

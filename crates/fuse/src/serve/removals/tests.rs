@@ -5,15 +5,11 @@ use crate::options::Options;
 use crate::proto::consts::opcode;
 use crate::proto::request::Header;
 use crate::serve::{Answer, Core, Work};
-use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::RealWorld;
 use forebay_testkit::mem_fs::MemFs;
-use forebay_vfs::{
-    Attr, FileKind, FileSystem, Name, NewInode, NotifyingFs, OpenFileRef, OpenFlags, RenameFlags,
-    SetAttr,
-};
+use forebay_vfs::{FileKind, FileSystem, Name, NewInode, NotifyingFs, RenameFlags, SetAttr};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 
@@ -250,20 +246,10 @@ impl Counting {
 impl FileSystem for Counting {
     forebay_vfs::delegate_file_system!(
         [counted()]
-        statfs lookup parent getattr getattr_listed setattr mknod mkdir symlink link unlink rmdir
-        rename remove_keeping rename_keeping readlink readdir getxattr setxattr listxattr removexattr
-        open syncfs
+        statfs lookup parent getattr getattr_listed setattr create mknod mkdir symlink link unlink
+        rmdir rename remove_keeping rename_keeping readlink readdir getxattr setxattr listxattr
+        removexattr open syncfs
     );
-
-    fn create<'a>(
-        &'a self,
-        dir: Ino,
-        name: Name<'a>,
-        new: &'a NewInode,
-        flags: OpenFlags,
-    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        self.counted().create(dir, name, new, flags)
-    }
 }
 
 /// removals.R6. The story: for each UNLINK, RMDIR and RENAME the daemon looked the inode up, opened

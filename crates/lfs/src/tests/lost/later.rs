@@ -19,14 +19,10 @@ fn later_openers_sync_what_is_not_lost() {
             (0..8).map(|bits| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0))
         {
             let shown = format!("sums {sums}, {before:?}, {checkpoint}, {append}, {close}");
-            let setup = volume_setup();
-            let disk = blank(&setup, sums);
-            let wanted = disk.world().run(async {
-                let volume = open(&setup, &disk).await.unwrap();
-                let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            let (setup, disk, wanted) = on_volume(sums, async |disk, volume, (ino, damaged)| {
                 let (_, second) = create(&volume, "damaged").await.unwrap();
                 let mut synced = prepare(&volume, &damaged, before).await;
-                lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+                lose_block(&volume, disk, (ino, &damaged), LOST).await;
                 if checkpoint {
                     volume.checkpoint().await.expect("one file is concerned");
                 }
@@ -48,7 +44,7 @@ fn later_openers_sync_what_is_not_lost() {
                     volume.syncfs().await.expect_err("an opener of that time has it open");
                     drop(file);
                 }
-                until_closed(&volume, &disk, ino).await;
+                until_closed(&volume, disk, ino).await;
                 volume.syncfs().await.expect("all openers have closed it");
                 let (_, later) = create(&volume, "damaged").await.unwrap();
                 later.sync(true).await.expect("all openers have closed it");
@@ -73,7 +69,6 @@ fn later_openers_sync_what_is_not_lost() {
                 }
                 synced
             });
-            disk.world().stop();
             for seed in 0..2 {
                 let there = found(&setup, &disk.power_cut(seed), "damaged");
                 let at = there.iter().zip(&wanted).position(|(a, b)| a != b);
@@ -91,13 +86,9 @@ fn size_over_lost_block_waits_for_sync_after_close() {
     for (sums, checkpoint) in
         [true, false].into_iter().flat_map(|sums| [(sums, true), (sums, false)])
     {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        let before = disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, before) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Beyond).await;
-            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            lose_block(&volume, disk, (ino, &damaged), LOST).await;
             write(&damaged, 3 * BLOCK as u64, &[7; BLOCK]).await.unwrap();
             damaged.sync(true).await.expect_err("a block of it is lost");
             drop(damaged);
@@ -112,7 +103,6 @@ fn size_over_lost_block_waits_for_sync_after_close() {
             volume.syncfs().await.expect("all openers have closed it");
             before
         });
-        disk.world().stop();
         assert!(after_crash(&setup, &before, "damaged") == [1; BLOCK], "{sums}, {checkpoint}");
         let there = after_crash(&setup, &disk.cut_state(1), "damaged");
         let wanted = [[1; BLOCK], [0; BLOCK], [0; BLOCK], [7; BLOCK]].concat();
@@ -125,14 +115,10 @@ fn size_over_lost_block_waits_for_sync_after_close() {
 #[test]
 fn lost_content_of_truncated_file_stops_no_other_sync() {
     for sums in [true, false] {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        on_volume(sums, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Tree).await;
             volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
-            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            lose_block(&volume, disk, (ino, &damaged), LOST).await;
             drop(damaged);
             for n in 0..4 {
                 let (_, other) = create(&volume, &other(n)).await.unwrap();
@@ -142,7 +128,6 @@ fn lost_content_of_truncated_file_stops_no_other_sync() {
             }
             volume.syncfs().await.expect("all openers have closed it");
         });
-        disk.world().stop();
     }
 }
 
@@ -183,13 +168,9 @@ async fn lose_truncated(
 fn dirty_truncated_file_with_lost_block_stops_no_other_sync() {
     let all = [Loss::Open, Loss::Repaired, Loss::Closed];
     for (sums, loss) in [true, false].into_iter().flat_map(|sums| all.map(|loss| (sums, loss))) {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Tree).await;
-            lose_truncated(&volume, &disk, (ino, damaged), loss).await;
+            lose_truncated(&volume, disk, (ino, damaged), loss).await;
             for n in 0..4 {
                 let (_, other) = create(&volume, &other(n)).await.unwrap();
                 write(&other, 0, &[9; BLOCK]).await.unwrap();
@@ -209,7 +190,6 @@ fn dirty_truncated_file_with_lost_block_stops_no_other_sync() {
             done.unwrap_or_else(|error| panic!("{sums}, {loss:?}: {error}"));
             volume.close().await.expect("what is not lost is durable");
         });
-        disk.world().stop();
         let there = found(&setup, &disk.power_cut(1), "damaged");
         assert!(there[..BLOCK] == [8; BLOCK], "{sums}, {loss:?}: {} bytes", there.len());
     }
@@ -221,14 +201,10 @@ fn dirty_truncated_file_with_lost_block_stops_no_other_sync() {
 fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
     let all = [Loss::Open, Loss::Repaired];
     for (loss, renames) in all.into_iter().flat_map(|loss| [(loss, true), (loss, false)]) {
-        let setup = volume_setup();
-        let disk = blank(&setup, true);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Tree).await;
             drop(create(&volume, "second").await.unwrap());
-            lose_truncated(&volume, &disk, (ino, damaged), loss).await;
+            lose_truncated(&volume, disk, (ino, damaged), loss).await;
             if renames {
                 let [from, to] = ["damaged", "second"].map(|n| Name::new(n.as_bytes()).unwrap());
                 let (root, flags) = (Ino::ROOT, RenameFlags::empty());
@@ -241,7 +217,6 @@ fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
                 done.unwrap_or_else(|error| panic!("{loss:?}: {error}"));
             }
         });
-        disk.world().stop();
         let there = found(&setup, &disk.power_cut(1), if renames { "second" } else { "damaged" });
         assert!(there[..BLOCK] == [8; BLOCK], "{loss:?}, {renames}: {} bytes", there.len());
     }
@@ -254,11 +229,7 @@ fn dirty_truncated_file_with_lost_block_is_synced_and_renamed() {
 fn lost_block_that_is_cached_is_written_elsewhere() {
     for (sums, cut, by_sync) in (0..8).map(|bits| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0)) {
         let shown = format!("sums {sums}, truncated {cut}, by a later opener {by_sync}");
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Tree).await;
             if cut {
                 volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
@@ -267,7 +238,7 @@ fn lost_block_that_is_cached_is_written_elsewhere() {
             let content = volume.0.files.content("test", ino).unwrap();
             content.file.write_out().await.unwrap();
             drop(content);
-            refuse_block(&volume, &disk, ino, 0).await;
+            refuse_block(&volume, disk, ino, 0).await;
             assert!(volume.0.flush_all().await.is_err(), "the flush fails");
             let (_, other) = create(&volume, "other").await.unwrap();
             write(&other, 0, &[9; BLOCK]).await.unwrap();
@@ -282,7 +253,6 @@ fn lost_block_that_is_cached_is_written_elsewhere() {
             volume.syncfs().await.expect("the cache has all of it");
             assert_eq!(volume.lost_content(9), LostContent::default(), "{shown}");
         });
-        disk.world().stop();
         let there = found(&setup, &disk.power_cut(1), "damaged");
         assert!(there[..BLOCK] == [7; BLOCK], "{shown}: {} bytes", there.len());
     }
@@ -300,23 +270,18 @@ async fn refuse_block(volume: &Volume, disk: &SimDisk, ino: Ino, block: u64) {
 /// A loss that shows after the last close is reported once.
 #[test]
 fn loss_that_shows_after_close_is_reported_once() {
-    let setup = volume_setup();
-    let disk = blank(&setup, true);
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+    on_volume(true, async |disk, volume, (ino, damaged)| {
         write(&damaged, 0, &[1; BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
-        lose_block_at_next_flush(&volume, &disk, (ino, &damaged), 1).await;
+        lose_block_at_next_flush(&volume, disk, (ino, &damaged), 1).await;
         damaged.sync(true).await.expect_err("the flush fails");
         drop(damaged);
-        until_closed(&volume, &disk, ino).await;
+        until_closed(&volume, disk, ino).await;
         let error = volume.syncfs().await.expect_err("its block is lost").to_string();
         assert!(error.contains("bytes 4096 to 8192"), "{error}");
         volume.syncfs().await.expect("the loss was reported, and no opener is left");
         volume.close().await.expect("what is not lost is durable");
     });
-    disk.world().stop();
 }
 
 /// The story: a file had lost a block, was closed, and was truncated to nothing by a later opener,
@@ -324,16 +289,12 @@ fn loss_that_shows_after_close_is_reported_once() {
 #[test]
 fn file_truncated_by_later_opener_is_synced_by_the_next() {
     for sums in [true, false] {
-        let setup = volume_setup();
-        let disk = blank(&setup, sums);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             prepare(&volume, &damaged, Before::Tree).await;
-            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            lose_block(&volume, disk, (ino, &damaged), LOST).await;
             disk.heal();
             drop(damaged);
-            until_closed(&volume, &disk, ino).await;
+            until_closed(&volume, disk, ino).await;
             let (_, later) = create(&volume, "damaged").await.unwrap();
             volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
             write(&later, 0, &[8; BLOCK]).await.unwrap();
@@ -344,7 +305,6 @@ fn file_truncated_by_later_opener_is_synced_by_the_next() {
             let is_clear = !volume.0.files.has_sync_errors.is_set();
             assert!(is_clear && volume.0.state.lock().sync_errors.is_empty(), "nothing is lost");
         });
-        disk.world().stop();
         assert!(found(&setup, &disk.power_cut(1), "damaged") == [8; BLOCK], "{sums}");
     }
 }
@@ -353,19 +313,15 @@ fn file_truncated_by_later_opener_is_synced_by_the_next() {
 /// reports that, and makes the other files durable.
 #[test]
 fn refused_size_of_closed_file_stops_no_sync_of_everything() {
-    let setup = volume_setup();
-    let disk = blank(&setup, true);
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+    let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
         prepare(&volume, &damaged, Before::Beyond).await;
-        lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+        lose_block(&volume, disk, (ino, &damaged), LOST).await;
         disk.heal();
         let (direct, keep) = (AlignedBuf::copy_of(&[7; BLOCK]), Privileges::Keep);
         damaged.write(3 * BLOCK as u64, direct, IoFlags::DIRECT, keep).await.1.unwrap();
         damaged.sync(true).await.expect_err("a block of it is lost");
         drop(damaged);
-        until_closed(&volume, &disk, ino).await;
+        until_closed(&volume, disk, ino).await;
         let (other_ino, other) = create(&volume, "other").await.unwrap();
         write(&other, 0, &[9; BLOCK]).await.unwrap();
         volume.0.files.content("test", other_ino).unwrap().file.write_out().await.unwrap();
@@ -375,7 +331,6 @@ fn refused_size_of_closed_file_stops_no_sync_of_everything() {
         let error = volume.syncfs().await.expect_err("a size is refused");
         assert_eq!(error.kind(), ErrorKind::ReadOnly);
     });
-    disk.world().stop();
     assert!(after_crash(&setup, &disk.cut_state(1), "other") == [9; BLOCK]);
 }
 
@@ -383,19 +338,15 @@ fn refused_size_of_closed_file_stops_no_sync_of_everything() {
 /// size of the file is.
 #[test]
 fn covered_size_ends_with_lost_blocks() {
-    let setup = volume_setup();
-    let disk = blank(&setup, true);
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+    on_volume(true, async |disk, volume, (ino, damaged)| {
         write(&damaged, 0, &[1; 2 * BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
         for block in 2..5 {
-            lose_block(&volume, &disk, (ino, &damaged), block).await;
+            lose_block(&volume, disk, (ino, &damaged), block).await;
         }
         disk.heal();
         drop(damaged);
-        until_closed(&volume, &disk, ino).await;
+        until_closed(&volume, disk, ino).await;
         let (_, later) = create(&volume, "damaged").await.unwrap();
         later.sync(true).await.expect("all openers have closed it");
         let sizes = || {
@@ -409,7 +360,6 @@ fn covered_size_ends_with_lost_blocks() {
         later.sync(true).await.expect("what is not lost is durable");
         assert_eq!(sizes(), [6; 3].map(|blocks| blocks * BLOCK as u64));
     });
-    disk.world().stop();
 }
 
 /// The list of lost content is bounded.

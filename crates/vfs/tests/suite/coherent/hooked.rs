@@ -23,7 +23,7 @@ pub(super) struct Hooked {
 impl FileSystem for Hooked {
     forebay_vfs::delegate_file_system!(
         [fs]
-        statfs parent getattr mknod mkdir symlink link unlink rmdir rename readlink
+        statfs parent getattr create mknod mkdir symlink link unlink rmdir rename readlink
         readdir getxattr setxattr listxattr removexattr syncfs
     );
 
@@ -51,14 +51,5 @@ impl FileSystem for Hooked {
             true => Box::pin(std::future::pending()),
             false => self.fs.setattr(ino, set),
         }
-    }
-    fn create<'a>(
-        &'a self,
-        dir: Ino,
-        name: Name<'a>,
-        new: &'a NewInode,
-        flags: OpenFlags,
-    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        self.fs.create(dir, name, new, flags)
     }
 }
