@@ -260,8 +260,8 @@ fn file_with_lost_block_heals() {
                         volume.checkpoint().await.unwrap();
                     }
                     disk.heal();
-                    // Syncs through an opener from before the loss report it until that opener closes
-                    // the file.
+                    // Syncs through an opener from before the loss report it until that
+                    // opener closes the file.
                     drop(damaged);
                     let (_, damaged) = create(&volume, "damaged").await.unwrap();
                     let content = heal(&volume, (ino, &damaged), how).await;
