@@ -316,7 +316,7 @@ value nor a reason. A test's name begins with the ids of the lines that it holds
 
 *Held*: tests hold the line as it is written. *Spirit*: the line has no literal meaning here; the page says
 what is kept of it, tests hold that, and it does not count as held. *Not carried over*: the line is not held
-at all, and the page says why.
+at all, and the page says why. Promises that are not carried over say so in the column of figures.
 
 ";
 

@@ -246,6 +246,7 @@ fn fio_ratios(outcome: &Outcome, report: &mut Report) {
     outcome.compare(report, "1 job, on a volume", "volume", &OTHERS);
     outcome.compare(report, "1 job, on a volume", "volume", &folio("volume-folio-64k"));
     report.ratio("fsync_iops_volume_vs_folio", of("volume", "volume-folio-64k"));
+    report.ratio("fsync_iops_volume_vs_ext4", of("volume", "ext4"));
 }
 
 fn add_ours(
