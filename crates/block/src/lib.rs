@@ -17,7 +17,7 @@ mod sys;
 pub mod target;
 
 pub use bdev::{
-    BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_owned,
+    BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_with_end,
 };
 pub use bio::{Awaited, Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
