@@ -35,10 +35,11 @@ const ASSERTS: &[&str] = &[
     "unreachable!(",
 ];
 /// Folders of tests that hold invariants of another crate: the crash test those of the volume,
-/// memfs those of the mount, and the tests of two layers those of testkit.
+/// memfs those of the mount, and the tests of three layers those of testkit.
 const TESTS_OF: &[(&str, &str)] = &[
     ("crates/crashtest/tests/", "lfs"),
     ("crates/memfs/tests/", "fuse"),
+    ("crates/block/tests/", "testkit"),
     ("crates/iomap/tests/", "testkit"),
     ("crates/vfs/tests/", "testkit"),
 ];

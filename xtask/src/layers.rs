@@ -127,7 +127,7 @@ const NOT_IN_PRODUCT: &[&str] = &[
 /// From the bottom up.
 const RULES: &[Rule] = &[
     rule("forebay-base", &[], &[], false),
-    rule("forebay-block", BASE, SIM, false),
+    rule("forebay-block", BASE, TESTKIT, false),
     rule("forebay-cache", BELOW_CACHE, SIM, false),
     rule("forebay-iomap", BELOW_IOMAP, APPARATUS, true),
     rule("forebay-vfs", BASE, TESTKIT, true),

@@ -7,13 +7,13 @@
 
 use crate::Findings;
 use crate::lineage_text::{Figure, Run};
+use crate::report::figures::{ENGINE, Fact, VOLUMES};
+use crate::report::words;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
 const FIGURES: &str = "docs/figures.md";
-/// The file with the descriptions of ratios that the tables use.
-const WORDS: &str = "crates/bench/src/report/figures.rs";
 /// The section with the worst and the best cell over each rival.
 const CELLS: &str = "Worst and best cells";
 const NOT_RUN: &str = "not run";
@@ -24,8 +24,8 @@ pub struct Saved {
     runs: Vec<Run>,
     /// Heading and text, without newlines in code spans.
     sections: Vec<(String, String)>,
-    /// Bench, ratio, words.
-    words: Vec<[String; 3]>,
+    /// Descriptions of ratios that the tables use.
+    facts: Vec<Fact>,
 }
 
 /// A value of a figure.
@@ -78,18 +78,18 @@ impl std::fmt::Display for Count {
 impl Saved {
     /// Reads the tables; a finding for a run that its section does not describe (V3).
     pub fn collect(root: &Path, runs: &[Run], findings: &mut Findings) -> Self {
-        let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
-        Self::new(&read(FIGURES), &read(WORDS), runs, findings)
+        let figures = std::fs::read_to_string(root.join(FIGURES)).unwrap_or_default();
+        Self::new(&figures, &[ENGINE, VOLUMES].concat(), runs, findings)
     }
 
-    /// [`collect`](Self::collect), from the texts of both files.
-    pub fn new(figures: &str, words: &str, runs: &[Run], findings: &mut Findings) -> Self {
+    /// [`collect`](Self::collect), from the text of the tables and the descriptions.
+    pub fn new(figures: &str, facts: &[Fact], runs: &[Run], findings: &mut Findings) -> Self {
         let sections = figures.split("\n## ").skip(1).map(|section| {
             let (heading, text) = section.split_once('\n').unwrap_or((section, ""));
             (heading.trim().to_string(), text.to_string())
         });
         let saved =
-            Self { runs: runs.to_vec(), sections: sections.collect(), words: triples(words) };
+            Self { runs: runs.to_vec(), sections: sections.collect(), facts: facts.to_vec() };
         for run in runs {
             let text = one_line(saved.section(&run.heading));
             for part in [&run.commit, &run.machine] {
@@ -187,25 +187,23 @@ impl Saved {
 
     /// From a row `| bench | words | value | goal |` of the first run that has a value.
     fn row_value(&self, figure: &Figure) -> Option<Value<'_>> {
-        let same = |word: &&[String; 3]| word[0] == figure.bench && word[1] == figure.ratio;
-        let words = self.words.iter().position(|word| same(&word));
-        let labels = [
-            figure.row.clone(),
-            words.map(|at| self.words[at][2].clone()),
-            Some(format!("`{}`", figure.ratio)),
-            Some(spaced(&figure.ratio)),
-        ];
+        let same = |fact: &Fact| (fact.0, fact.1) == (figure.bench.as_str(), figure.ratio.as_str());
+        let fact = self.facts.iter().position(same);
+        let described = figure.row.clone().into_iter();
+        let described = described.chain(fact.map(|at| self.facts[at].2.to_string()));
+        let labels: Vec<String> = described.chain(own_names(&figure.ratio)).collect();
         for run in &self.runs {
             let rows: Vec<_> =
                 cells_of(self.section(&run.heading)).filter(|row| row.len() == 4).collect();
-            for label in labels.iter().flatten() {
+            for label in &labels {
                 let mut fit = rows.iter().filter(|row| row[0] == figure.bench && row[1] == label);
                 // Two figures of a bench may have the same words; the tables have their order.
                 let before = |at: usize| {
-                    let equal = |word: &&[String; 3]| word[0] == figure.bench && word[2] == *label;
-                    self.words[..at].iter().filter(equal).count()
+                    let equal =
+                        |fact: &&Fact| (fact.0, fact.2) == (figure.bench.as_str(), label.as_str());
+                    self.facts[..at].iter().filter(equal).count()
                 };
-                let Some(row) = fit.nth(words.map_or(0, before)) else { continue };
+                let Some(row) = fit.nth(fact.map_or(0, before)) else { continue };
                 if row[2] != NOT_RUN {
                     let missed = row[2].starts_with("**");
                     let (shown, goal) = (row[2].to_string(), row[3].to_string());
@@ -218,8 +216,11 @@ impl Saved {
 
     /// Whether a table has a row that names the ratio by its own name.
     pub fn has_row_named(&self, figure: &Figure) -> bool {
-        let spaced = spaced(&figure.ratio);
-        let named = |row: &Vec<&str>| row[0] == figure.bench && row.get(1) == Some(&&*spaced);
+        let names = own_names(&figure.ratio);
+        let named = |row: &Vec<&str>| {
+            let fits = |cell: &&str| names.iter().any(|name| name == cell);
+            row[0] == figure.bench && row.get(1).is_some_and(fits)
+        };
         self.runs.iter().any(|run| cells_of(self.section(&run.heading)).any(|row| named(&row)))
     }
 
@@ -247,9 +248,11 @@ impl Saved {
     }
 }
 
-/// The name of a ratio in the tables, if it has no description.
-fn spaced(ratio: &str) -> String {
-    ratio.replace("_beside_", "_during_").replace('_', " ")
+/// The names of a ratio in the tables, if it has no description: its id, the words that
+/// `bench report --readme` prints, and those of tables that earlier versions printed.
+fn own_names(ratio: &str) -> [String; 3] {
+    let earlier = ratio.replace("_beside_", "_during_").replace('_', " ");
+    [format!("`{ratio}`"), words::of_id(ratio), earlier]
 }
 
 /// A bench with its arguments, of which `-` are none.
@@ -279,20 +282,6 @@ fn cells_of(section: &str) -> impl Iterator<Item = Vec<&str>> {
     })
 }
 
-/// Three literals in a row within brackets, as [`WORDS`] has them.
-fn triples(text: &str) -> Vec<[String; 3]> {
-    let parts: Vec<&str> = text.split('"').collect();
-    let comma = |between: &str| between.trim() == ",";
-    let mut found = Vec::new();
-    for at in (1..parts.len().saturating_sub(4)).step_by(2) {
-        let opens = parts[at - 1].trim_end().ends_with('(');
-        if opens && comma(parts[at + 1]) && comma(parts[at + 3]) {
-            found.push([parts[at], parts[at + 2], parts[at + 4]].map(str::to_string));
-        }
-    }
-    found
-}
-
 /// Whether a value reaches a goal such as `>= 1.7`.
 fn holds(value: &str, goal: &str) -> Option<bool> {
     let value: f64 = value.parse().ok()?;
@@ -318,10 +307,14 @@ mod tests {
         `loop --part a|b --rounds 2`.\n\n| `dirty` | bytes | 1.000 | == 1 |\n\
         | `loop` | memory | not run |  |\n| `loop` | read vs all | **0.838** | >= 0.97 |\n\
         | `loop` | there | 1 |  |\n| `loop` | there | 2 |  |\n\
+        | `loop` | random reads, over O_DIRECT, 16 jobs | 0.9 | >= 0.8 |\n\
         ## Old\n\nXeon, def5678: `forebay bench loop --rounds 3`\n\n| `loop` | `mem_share` | 0.017 |  |\n";
-    const NAMES: &str = "(\"dirty\", \"bytes_raw\", \"bytes\"),\n    (\n        \"loop\",\n        \
-        \"mem_share\",\n        \"memory\",\n    ),\n(\"loop\", \"one\", \"there\"),\n\
-        (\"loop\", \"two\", \"there\"),";
+    const FACTS: &[Fact] = &[
+        ("dirty", "bytes_raw", "bytes"),
+        ("loop", "mem_share", "memory"),
+        ("loop", "one", "there"),
+        ("loop", "two", "there"),
+    ];
     const RUNS: &str =
         "run abc1234 Engine\nmachine EPYC, two CPUs\nrun def5678 Old\nmachine Xeon\n";
 
@@ -329,7 +322,7 @@ mod tests {
         let text = format!("{RUNS}behaviour dirty D\npromise p\noption o\ntest d1\n{figure}");
         let lineage = parse(&text).unwrap();
         let (mut findings, mut count) = (Findings::new(), Count::default());
-        let saved = Saved::new(TABLES, NAMES, &lineage.runs, &mut findings);
+        let saved = Saved::new(TABLES, FACTS, &lineage.runs, &mut findings);
         let figures = lineage.behaviours[0].promises[0].figures.iter();
         let said = figures.map(|f| saved.describe(f, &mut count, &mut findings)).collect();
         (said, findings, count)
@@ -368,12 +361,23 @@ mod tests {
         assert!(said[5].starts_with("`read_again` of `loop`: **0.838**"), "{}", said[5]);
         assert_eq!(said[6], "`none` of `loop`: *not measured*, a reason.");
         assert_eq!(count.cells(), "2 | 3 | 1 | 1");
-        let saved = Saved::new(TABLES, NAMES, &parse(RUNS).unwrap().runs, &mut Findings::new());
+        let saved = Saved::new(TABLES, FACTS, &parse(RUNS).unwrap().runs, &mut Findings::new());
         let of =
             |ratio: &str| Figure { bench: "loop".into(), ratio: ratio.into(), ..Figure::default() };
         assert!(
             saved.has_row_named(&of("read_vs_all")) && !saved.has_row_named(&of("read_vs_one"))
         );
+    }
+
+    /// The story: `bench report --readme` prints words for a ratio without a description. The
+    /// check looked for the id with spaces, so a table printed anew had no value for it.
+    #[test]
+    fn row_in_words_has_value_of_ratio() {
+        let (said, findings, _) =
+            described("figure loop randread_vs_direct_j16\ncommand --part a --rounds 2\n");
+        assert_eq!(findings, Findings::new());
+        let wanted = "`randread_vs_direct_j16` of `loop`: 0.9, goal >= 0.8, held; ";
+        assert!(said[0].starts_with(wanted), "{}", said[0]);
     }
 
     #[test]
@@ -393,7 +397,7 @@ mod tests {
         assert_eq!(findings, wanted);
         let run = Run { commit: "f00".into(), heading: "Old".into(), machine: "EPYC".into() };
         let mut findings = Findings::new();
-        Saved::new(TABLES, NAMES, &[run], &mut findings);
+        Saved::new(TABLES, FACTS, &[run], &mut findings);
         assert_eq!(findings, ["docs/figures.md, Old: no `f00`", "docs/figures.md, Old: no `EPYC`"]);
     }
 }

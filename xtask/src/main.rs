@@ -18,6 +18,14 @@ mod source;
 mod subjects;
 mod tidy;
 
+/// The words by which the benches' tables name ratios.
+#[path = "../../crates/bench/src/report"]
+#[expect(dead_code, reason = "the benches also label metrics and variants")]
+mod report {
+    pub mod figures;
+    pub mod words;
+}
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 

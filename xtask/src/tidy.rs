@@ -79,7 +79,9 @@ pub fn files(root: &Path) -> Vec<PathBuf> {
         let name = p.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let kind = p.extension().unwrap_or_default().to_string_lossy().into_owned();
         let in_scripts = p.parent().is_some_and(|f| f.ends_with("scripts"));
-        matches!(kind.as_str(), "rs" | "md" | "toml" | "sh") || name == "Makefile" || in_scripts
+        matches!(kind.as_str(), "rs" | "md" | "toml" | "sh" | "py" | "c" | "h")
+            || name == "Makefile"
+            || in_scripts
     };
     listed.into_iter().filter(wanted).collect()
 }

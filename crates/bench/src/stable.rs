@@ -25,7 +25,7 @@ use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, StablePages, Stabl
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
-use forebay_block::target::{DelayDevice, DelayOptions};
+use forebay_testkit::target::{DelayDevice, DelayOptions};
 use kernel::Kernel;
 use mix::{Flushes, Store};
 use std::cell::RefCell;

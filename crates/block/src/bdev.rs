@@ -150,25 +150,26 @@ pub async fn io<D: BlockDevice + ?Sized>(
     data: DataRef,
     flags: BioFlags,
 ) -> Completion {
-    io_owned(device, op, offset, len, data, flags, ()).await
+    io_with_end(device, op, offset, len, data, flags, |_| {}).await
 }
 
-/// [`io`] for a caller that may be dropped while the request is in flight. The bio keeps `owned`,
-/// and drops it before the caller learns that the request is over.
-pub async fn io_owned<D: BlockDevice + ?Sized>(
+/// [`io`] for a caller that may be dropped while the request is in flight. The bio keeps `on_end`.
+/// When the device ends the request, it calls `on_end` and drops what that captured, before the
+/// caller learns that the request is over.
+pub async fn io_with_end<D: BlockDevice + ?Sized>(
     device: &D,
     op: BioOp,
     offset: u64,
     len: u64,
     data: DataRef,
     flags: BioFlags,
-    owned: impl Send + 'static,
+    on_end: impl FnOnce(&Completion) + Send + 'static,
 ) -> Completion {
     if device.is_crowded() {
         device.wait_for_capacity().await;
     }
     let (bio, completion) = Bio::awaited(op, offset, len, data, |done| {
-        drop(owned);
+        on_end(&done);
         done
     });
     device.submit(bio.with_flags(flags));

@@ -1,8 +1,8 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (the device interface), [`check`] (the checks of
-//! every device), [`engine`], then the devices: [`ram`], [`mod@file`], and the decorators:
-//! [`target`].
+//! every device), [`engine`], then the devices: [`ram`], [`mod@file`]. Decorators that change one
+//! property of a device are in forebay-testkit.
 
 pub mod bdev;
 pub mod bio;
@@ -14,10 +14,9 @@ pub mod ioctl;
 pub mod loopdev;
 pub mod ram;
 mod sys;
-pub mod target;
 
 pub use bdev::{
-    BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_owned,
+    BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_with_end,
 };
 pub use bio::{Awaited, Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};

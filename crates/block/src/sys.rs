@@ -35,7 +35,8 @@ impl IoVecs {
     /// The memory must stay valid and borrowed by this list until the list is dropped (Y1), for
     /// writing if a read uses it.
     pub(crate) unsafe fn new(segments: &[Segment]) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the memory stays valid and borrowed until the list is
+        // dropped (Y1).
         unsafe { Self::default().refill(segments) }
     }
 
@@ -50,7 +51,7 @@ impl IoVecs {
         PIECES.with_borrow_mut(|pieces| {
             pieces.clear();
             data.segments_into(pieces);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `data`, which has the pieces, outlives the list.
             unsafe { old.refill(pieces) }
         })
     }

@@ -107,6 +107,20 @@ pub struct PageCache {
     pub strategies: Strategies,
 }
 
+/// Frames and folio descriptors: how many there may be, and how many are in use.
+struct Usage {
+    frames: u64,
+    /// Frames handed out.
+    used: u64,
+    /// Frames of the chunks that were ever used.
+    touched: u64,
+    /// Frames with a pin.
+    pinned: u64,
+    slots: u64,
+    /// Folio descriptors handed out.
+    folios: u64,
+}
+
 impl PageCache {
     /// A cache within `config.budget`. Address space is reserved for the largest budget; where
     /// there is none, the cache cannot grow.
@@ -266,11 +280,12 @@ impl PageCache {
         s.arena_bytes = self.sizes.frame_bytes();
         s.arena_page_bytes = page as u64;
         s.arena_huge_bytes = huge as u64;
-        s.frames_total = self.sizes.frames() as u64;
-        s.frames_free = self.frames.lock().free() as u64;
-        s.pinned_frames = self.words.pinned();
+        let usage = self.usage();
+        s.frames_total = usage.frames;
+        s.frames_free = usage.frames.saturating_sub(usage.used);
+        s.pinned_frames = usage.pinned;
         s.pinned_orphans = self.words.orphans();
-        s.folios = self.free_slots.lock().used() as u64;
+        s.folios = usage.folios;
         s.ghosts = self.age.lock().ghosts();
         s.dirty_bytes = self.dirty.dirty_bytes();
         s.writeback_bytes = self.dirty.writeback_bytes();
@@ -278,18 +293,27 @@ impl PageCache {
         s
     }
 
+    /// Loads each pair of limit and use under the lock of its allocator, so that they agree also
+    /// while a resize changes the limits.
+    fn usage(&self) -> Usage {
+        let (frames, used, touched, pinned) = {
+            let alloc = self.frames.lock();
+            (alloc.total(), alloc.used(), alloc.touched(), self.words.pinned())
+        };
+        let (slots, folios) = {
+            let alloc = self.free_slots.lock();
+            (alloc.total() as u64, alloc.used() as u64)
+        };
+        let [frames, used, touched] = [frames, used, touched].map(|count| count as u64);
+        Usage { frames, used, touched, pinned, slots, folios }
+    }
+
     /// The rows of the budget: (part, bytes now, bound in bytes). *Now* is in use, and may be
     /// resident; the bound is its maximum under the current budget.
     pub fn budget(&self) -> Vec<Row> {
-        let (frames, slots) = (self.sizes.frames() as u64, self.sizes.slots() as u64);
-        let (used, touched) = {
-            let alloc = self.frames.lock();
-            (alloc.used() as u64, alloc.touched().min(alloc.total()) as u64)
-        };
-        let folios = self.free_slots.lock().used() as u64;
+        let Usage { frames, used, touched, pinned, slots, folios } = self.usage();
         let slot_bytes = (self.sizes.layout.stride * 8) as u64;
-        let dirty_folios = self.dirty.dirty_folios();
-        let pinned = self.words.pinned().min(used).min(frames);
+        let (touched, pinned) = (touched.min(frames), pinned.min(used).min(frames));
         let line = |what: &str, now, bound| (what.to_string(), now, bound);
         let of_frames = |count: u64| count * FRAME_SIZE as u64;
         let mut rows = vec![
@@ -300,7 +324,11 @@ impl PageCache {
             line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
             // Counted for the largest number of folios, even if fewer are in use.
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
-            line("dirty sets", dirty_folios * DIRTY_FOLIO_BYTES, slots * DIRTY_FOLIO_BYTES),
+            line(
+                "dirty sets",
+                self.dirty.dirty_folios() * DIRTY_FOLIO_BYTES,
+                slots * DIRTY_FOLIO_BYTES,
+            ),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
         ];
         rows.extend(self.share_rows());

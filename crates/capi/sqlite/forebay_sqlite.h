@@ -18,7 +18,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-/* Registers the VFS; as the default one if `make_default` is not 0. For programs that compile it. */
+/* Registers the VFS; as the default one if `make_default` is not 0. For programs that link it. */
 int forebay_sqlite_register(int make_default);
 
 /*

@@ -55,7 +55,8 @@ pub(crate) unsafe fn only_buffer<'a>(iov: *const iovec, iovcnt: c_int) -> Option
     if buf.iov_base.is_null() || buf.iov_len > isize::MAX as usize {
         return None;
     }
-    // SAFETY: the caller's promise; it is not NULL, and no longer than memory can be.
+    // SAFETY: the caller promises that no other thread uses the memory of the element; it is not
+    // NULL, and no longer than memory can be.
     Some(unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), buf.iov_len) })
 }
 
@@ -67,7 +68,7 @@ pub(crate) unsafe fn only_buffer<'a>(iov: *const iovec, iovcnt: c_int) -> Option
 pub(crate) unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     match len {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `len` bytes can be read at `at` and do not change.
         len => unsafe { std::slice::from_raw_parts(at.cast(), len) },
     }
 }

@@ -170,13 +170,13 @@ pub unsafe extern "C" fn fby_cache_create(
 ) -> c_int {
     border("fby_cache_create", || {
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `config_size` bytes can be read at `config`.
             let config = config_of(&unsafe { input(config, config_size)? })?;
             fork::enter()?;
             let (cache, volumes) = (Cache::new(config)?, Mutex::default());
             Ok(give(Arc::new(OpenCache { cache, volumes })))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `cache`.
         unsafe { place(cache, make) }
     })
 }
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn fby_cache_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_cache_resize(cache: *mut fby_cache, bytes: u64) -> c_int {
     border("fby_cache_resize", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `cache` stays open until the call returns.
         let cache = unsafe { borrow::<Arc<OpenCache>>(cache)? };
         cache.cache.resize(bytes).map(|()| 0)
     })
@@ -213,9 +213,10 @@ pub unsafe extern "C" fn fby_cache_tune(
     value: *const c_char,
 ) -> c_int {
     border("fby_cache_tune", || {
-        // SAFETY: the caller's promise, for all three.
+        // SAFETY: the caller promises that `cache` stays open until the call returns.
         let cache = unsafe { borrow::<Arc<OpenCache>>(cache)? };
-        // SAFETY: as above.
+        // SAFETY: the caller promises that `name` ends in a zero and does not change, and that
+        // `value` ends in a zero and does not change.
         let (name, value) = unsafe { (text(name, "read a name")?, text(value, "read a value")?) };
         cache.cache.tune(name, value).map(|()| 0)
     })
@@ -233,7 +234,7 @@ pub unsafe extern "C" fn fby_cache_stats(
     stats_size: usize,
 ) -> i64 {
     border("fby_cache_stats", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `cache` stays open until the call returns.
         let cache = unsafe { borrow::<Arc<OpenCache>>(cache)? };
         let now = cache.cache.stats();
         let filled = fby_stats {
@@ -258,7 +259,7 @@ pub unsafe extern "C" fn fby_cache_stats(
             io_errors: now.io_errors,
             flushes: now.flushes,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `stats_size` bytes can be written at `stats`.
         unsafe { output(stats, stats_size, &filled) }
     })
 }
@@ -273,13 +274,14 @@ pub unsafe extern "C" fn fby_cache_stats(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_cache_close(cache: *mut fby_cache) -> c_int {
     border("fby_cache_close", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `cache` stays open until the call returns.
         let users = Arc::strong_count(unsafe { borrow::<Arc<OpenCache>>(cache)? }) - 1;
         if users > 0 {
             let text = format!("{users} files, directories, volumes or pins of it are open");
             return Err(Error::new(ErrorKind::Busy, "close a cache", text));
         }
-        // SAFETY: the caller's promise; the reference above has ended.
+        // SAFETY: the caller promises that `cache` is open, and no other call uses it; the
+        // reference above has ended.
         let cache = unsafe { take::<Arc<OpenCache>>(cache)? };
         cache.cache.shutdown().map(|()| 0)
     })

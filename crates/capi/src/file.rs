@@ -134,16 +134,17 @@ pub unsafe extern "C" fn fby_open(
 ) -> c_int {
     border("fby_open", || {
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `cache` stays open until the call returns, and that
+            // `path` ends in a zero and does not change.
             let (cache, path) = unsafe { (borrow::<Arc<OpenCache>>(cache)?, c_path(path)?) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `how_size` bytes can be read at `how`.
             let options = options(flags, &unsafe { input(how, how_size)? });
             let file = options.and_then(|o| o.open(&cache.cache, path));
             let file = file.map_err(|e| e.with_path(path))?;
             let (path, cache) = (path.to_path_buf(), cache.clone());
             Ok(give(OpenFile { file, path, _volume: None, cache }))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `file`.
         unsafe { place(file, make) }
     })
 }
@@ -165,16 +166,17 @@ pub unsafe extern "C" fn fby_open_in(
 ) -> c_int {
     border("fby_open_in", || {
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `volume` stays open until the call returns, and that
+            // `path` ends in a zero and does not change.
             let (volume, path) = unsafe { (borrow::<Arc<OpenVolume>>(volume)?, c_path(path)?) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `how_size` bytes can be read at `how`.
             let options = options(flags, &unsafe { input(how, how_size)? });
             let file = options.and_then(|o| o.open_in(&volume.volume, path));
             let file = file.map_err(|e| e.with_path(path))?;
             let (path, _volume) = (path.to_path_buf(), Some(volume.clone()));
             Ok(give(OpenFile { file, path, _volume, cache: volume.cache.clone() }))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `file`.
         unsafe { place(file, make) }
     })
 }
@@ -182,7 +184,7 @@ pub unsafe extern "C" fn fby_open_in(
 /// # Safety
 /// As for [`path`].
 unsafe fn c_path<'a>(text: *const c_char) -> Result<&'a Path> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller promises that `text` ends in a zero and does not change.
     unsafe { path(text) }
 }
 
@@ -195,7 +197,7 @@ unsafe fn c_path<'a>(text: *const c_char) -> Result<&'a Path> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_close(file: *mut fby_file) -> c_int {
     border("fby_close", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` is open, and no other call uses it.
         let open = unsafe { take::<OpenFile>(file)? };
         open.call(|file| file.clone().close()).map(|()| 0)
     })
@@ -226,9 +228,10 @@ pub unsafe extern "C" fn fby_preadv2(
     flags: u32,
 ) -> i64 {
     border("fby_preadv2", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `iov` has `iovcnt` elements, and no other thread uses
+        // their memory.
         if let Some(into) = unsafe { only_buffer(iov, iovcnt) }
             && flags == 0
             && let Ok(at) = u64::try_from(offset)
@@ -237,7 +240,8 @@ pub unsafe extern "C" fn fby_preadv2(
             let read = file.call_at(at, len, |file| file.read_at(into, at))?;
             return Ok(read as i64);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that no other thread uses `iov`, its `iovcnt` elements and
+        // their memory.
         unsafe { read_in_turn(file, iov, iovcnt, offset, flags) }
     })
 }
@@ -255,7 +259,7 @@ unsafe fn read_in_turn(
     offset: i64,
     flags: u32,
 ) -> Result<i64> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `iov` has `iovcnt` elements that do not change.
     let iov = unsafe { vector("read", iov, iovcnt)? };
     let (offset, flags) = (offset_of("read", offset)?, io_flags(flags)?);
     let mut done = 0;
@@ -265,7 +269,8 @@ unsafe fn read_in_turn(
         }
         let into: &mut [u8] = match buf.iov_len {
             0 => &mut [],
-            // SAFETY: the caller's promise. One slice lives at a time, so buffers may overlap.
+            // SAFETY: the caller promises that no other thread uses the memory of the elements. One
+            // slice lives at a time, so buffers may overlap.
             len => unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), len) },
         };
         let (at, len) = (offset + done, into.len() as u64);
@@ -296,7 +301,8 @@ pub unsafe extern "C" fn fby_pwritev2(
     flags: u32,
 ) -> i64 {
     border("fby_pwritev2", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns, and that `iov`
+        // has `iovcnt` elements that do not change.
         let (file, iov) = unsafe { (borrow::<OpenFile>(file)?, vector("write", iov, iovcnt)?) };
         let (offset, flags) = (offset_of("write", offset)?, io_flags(flags)?);
         // SAFETY: the caller promises memory that does not change, and `vector` that it is not
@@ -328,7 +334,7 @@ pub unsafe extern "C" fn fby_append(
     flags: u32,
 ) -> i64 {
     border("fby_append", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         if buf.is_null() && len > 0 {
             return Err(null("append"));
@@ -337,7 +343,7 @@ pub unsafe extern "C" fn fby_append(
             return Err(invalid("append", "longer than memory"));
         }
         let flags = io_flags(flags)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `len` bytes can be read at `buf` and do not change.
         let from = unsafe { bytes(buf, len) };
         file.call(|file| file.append(from, flags)).map(|offset| offset as i64)
     })
@@ -351,7 +357,7 @@ pub unsafe extern "C" fn fby_append(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_fsync(file: *mut fby_file) -> c_int {
     border("fby_fsync", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         unsafe { borrow::<OpenFile>(file)? }.call(File::sync_all).map(|()| 0)
     })
 }
@@ -363,7 +369,7 @@ pub unsafe extern "C" fn fby_fsync(file: *mut fby_file) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_fdatasync(file: *mut fby_file) -> c_int {
     border("fby_fdatasync", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         unsafe { borrow::<OpenFile>(file)? }.call(File::sync_data).map(|()| 0)
     })
 }
@@ -375,7 +381,7 @@ pub unsafe extern "C" fn fby_fdatasync(file: *mut fby_file) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_ftruncate(file: *mut fby_file, size: i64) -> c_int {
     border("fby_ftruncate", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         let size = offset_of("set size", size)?;
         file.call_at(size, 0, |file| file.set_len(size)).map(|()| 0)
@@ -396,7 +402,7 @@ pub unsafe extern "C" fn fby_fallocate(
     len: i64,
 ) -> c_int {
     border("fby_fallocate", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         let (offset, len) = (offset_of("fallocate", offset)?, offset_of("fallocate", len)?);
         file.call_at(offset, len, |file| {
@@ -420,7 +426,7 @@ pub unsafe extern "C" fn fby_fadvise(
     advice: c_int,
 ) -> c_int {
     border("fby_fadvise", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         let offset = offset_of("fadvise", offset)?;
         let len = match offset_of("fadvise", len)? {
@@ -446,7 +452,7 @@ pub unsafe extern "C" fn fby_fadvise(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_lseek(file: *mut fby_file, offset: i64, whence: c_int) -> i64 {
     border("fby_lseek", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         let seek = |what| {
             let offset = offset_of("seek", offset)?;
@@ -499,7 +505,7 @@ pub unsafe extern "C" fn fby_residency(
     info_size: usize,
 ) -> i64 {
     border("fby_residency", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let file = unsafe { borrow::<OpenFile>(file)? };
         let offset = offset_of("residency", offset)?;
         let len = match offset_of("residency", len)? {
@@ -514,7 +520,7 @@ pub unsafe extern "C" fn fby_residency(
             dirty_blocks: found.dirty_blocks,
             referenced_blocks: found.referenced_blocks,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `info_size` bytes can be written at `info`.
         unsafe { output(info, info_size, &filled) }
     })
 }

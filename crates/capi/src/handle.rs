@@ -73,7 +73,7 @@ unsafe fn check<T: Kind>(handle: *const T::Handle) -> Result<()> {
 /// ends.
 #[inline]
 pub(crate) unsafe fn borrow<'a, T: Kind>(handle: *const T::Handle) -> Result<&'a T> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller promises that `handle` is NULL, or comes from `give` and is not closed.
     unsafe { check::<T>(handle)? };
     // SAFETY: its number says that it is an object of this kind, and it is not closed meanwhile.
     Ok(unsafe { &(*handle.cast::<Object<T>>()).value })
@@ -84,7 +84,7 @@ pub(crate) unsafe fn borrow<'a, T: Kind>(handle: *const T::Handle) -> Result<&'a
 /// # Safety
 /// As for [`borrow`], and no other call uses the handle meanwhile.
 pub(crate) unsafe fn borrow_mut<'a, T: Kind>(handle: *mut T::Handle) -> Result<&'a mut T> {
-    // SAFETY: the caller's promise includes that of `check`.
+    // SAFETY: the caller promises that `handle` is NULL, or comes from `give` and is not closed.
     unsafe { check::<T>(handle)? };
     // SAFETY: as in `borrow`, and the caller promises that this is the only reference.
     Ok(unsafe { &mut (*handle.cast::<Object<T>>()).value })
@@ -95,7 +95,7 @@ pub(crate) unsafe fn borrow_mut<'a, T: Kind>(handle: *mut T::Handle) -> Result<&
 /// # Safety
 /// `handle` is NULL or comes from [`give`], of any kind, is not closed, and no other call uses it.
 pub(crate) unsafe fn take<T: Kind>(handle: *mut T::Handle) -> Result<T> {
-    // SAFETY: the caller's promise includes that of `check`.
+    // SAFETY: the caller promises that `handle` is NULL, or comes from `give` and is not closed.
     unsafe { check::<T>(handle)? };
     // SAFETY: `give` made it of a box of this type, and no reference to it is left.
     let mut object = unsafe { Box::from_raw(handle.cast::<Object<T>>()) };

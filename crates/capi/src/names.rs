@@ -100,7 +100,7 @@ pub unsafe extern "C" fn fby_statx(
     attr_size: usize,
 ) -> i64 {
     border("fby_statx", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `file` stays open until the call returns.
         let open = unsafe { borrow::<OpenFile>(file)? };
         let filled = open.call(|file| match file.ino() {
             Some(_) => {
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn fby_statx(
                 })
             }
         })?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `attr_size` bytes can be written at `attr`.
         unsafe { output(attr, attr_size, &filled) }
     })
 }
@@ -152,7 +152,8 @@ pub unsafe extern "C" fn fby_stat(
     attr_size: usize,
 ) -> i64 {
     border("fby_stat", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open until the call returns, and that
+        // `name` ends in a zero and does not change.
         let (open, name) = unsafe { (borrow::<Arc<OpenVolume>>(volume)?, path(name)?) };
         only("stat", flags as u32, libc::AT_SYMLINK_NOFOLLOW as u32)?;
         let found = match flags {
@@ -160,7 +161,7 @@ pub unsafe extern "C" fn fby_stat(
             _ => open.volume.symlink_metadata(name)?,
         };
         let block_size = open.volume.statfs()?.block_size;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `attr_size` bytes can be written at `attr`.
         unsafe { output(attr, attr_size, &attr_of(&found, block_size)) }
     })
 }
@@ -172,7 +173,8 @@ unsafe fn on_name(
     name: *const c_char,
     call: impl FnOnce(&Volume, &std::path::Path) -> Result<()>,
 ) -> Result<c_int> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `volume` stays open until the call returns, and that `name`
+    // ends in a zero and does not change.
     let (open, name) = unsafe { (borrow::<Arc<OpenVolume>>(volume)?, path(name)?) };
     call(&open.volume, name).map(|()| 0)
 }
@@ -190,7 +192,8 @@ pub unsafe extern "C" fn fby_mkdir(
     border("fby_mkdir", || {
         let bits = u16::try_from(mode).ok().filter(|mode| *mode <= 0o7777);
         let bits = bits.ok_or_else(|| invalid("mkdir", format!("mode {mode:#o}")))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open, and `name` ends in a zero and does
+        // not change.
         unsafe { on_name(volume, name, |volume, name| volume.create_dir_with(name, bits)) }
     })
 }
@@ -202,7 +205,8 @@ pub unsafe extern "C" fn fby_mkdir(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_unlink(volume: *mut fby_volume, name: *const c_char) -> c_int {
     border("fby_unlink", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open, and `name` ends in a zero and does
+        // not change.
         unsafe { on_name(volume, name, |volume, name| volume.remove_file(name)) }
     })
 }
@@ -214,7 +218,8 @@ pub unsafe extern "C" fn fby_unlink(volume: *mut fby_volume, name: *const c_char
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_rmdir(volume: *mut fby_volume, name: *const c_char) -> c_int {
     border("fby_rmdir", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open, and `name` ends in a zero and does
+        // not change.
         unsafe { on_name(volume, name, |volume, name| volume.remove_dir(name)) }
     })
 }
@@ -232,12 +237,13 @@ pub unsafe extern "C" fn fby_rename(
     flags: u32,
 ) -> c_int {
     border("fby_rename", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `to` ends in a zero and does not change.
         let to = unsafe { path(to)? };
         only("rename", flags, RenameFlags::all().bits())?;
         let how = RenameFlags::from_bits_truncate(flags);
         how.check()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open, and `from` ends in a zero and does
+        // not change.
         unsafe { on_name(volume, from, |volume, from| volume.rename_with(from, to, how)) }
     })
 }
@@ -299,12 +305,13 @@ pub unsafe extern "C" fn fby_opendir(
 ) -> c_int {
     border("fby_opendir", || {
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `volume` stays open until the call returns, and that
+            // `name` ends in a zero and does not change.
             let (open, name) = unsafe { (borrow::<Arc<OpenVolume>>(volume)?, path(name)?) };
             let list = open.volume.read_dir(name)?;
             Ok(give(OpenDir { list, _volume: open.clone() }))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `dir`.
         unsafe { place(dir, make) }
     })
 }
@@ -324,10 +331,10 @@ pub unsafe extern "C" fn fby_readdir(
         if entry.is_null() {
             return Err(crate::border::null("readdir"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `dir` stays open, and no other thread uses it.
         let open = unsafe { borrow_mut::<OpenDir>(dir)? };
         match open.list.next() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `entry_size` bytes can be written at `entry`.
             Some(next) => unsafe { output(entry, entry_size, &dirent_of(&next?)?) },
             None => Ok(0),
         }
@@ -341,7 +348,7 @@ pub unsafe extern "C" fn fby_readdir(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_closedir(dir: *mut fby_dir) -> c_int {
     border("fby_closedir", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `dir` is open, and no other call uses it.
         unsafe { take::<OpenDir>(dir) }.map(|_| 0)
     })
 }

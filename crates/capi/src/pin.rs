@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fby_pin(
     border("fby_pin", || {
         let mut bytes = 0;
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `file` stays open until the call returns.
             let open = unsafe { borrow::<OpenFile>(file)? };
             let (at, flags_of_io) =
                 (offset_of("pin", offset)?, io_flags(flags & !FBY_PIN_NO_COPY)?);
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn fby_pin(
             let extents = Extents::of(&taken);
             Ok(give(OpenPin { pinned: taken, extents, _cache: open.cache() }))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `pinned`.
         unsafe { place(pinned, make) }?;
         Ok(bytes)
     })
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn fby_pinned_extents(
         if extents.is_null() {
             return Err(null("return the extents of a pin"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `pinned` stays open until the call returns.
         let all = unsafe { borrow::<OpenPin>(pinned)? }.extents.all();
         // SAFETY: the caller promises a place for a pointer.
         unsafe { extents.write(all.as_ptr()) };
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn fby_pinned_extents(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_pinned_is_copy(pinned: *const fby_pinned) -> c_int {
     border("fby_pinned_is_copy", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `pinned` stays open until the call returns.
         Ok(c_int::from(unsafe { borrow::<OpenPin>(pinned)? }.pinned.is_copy()))
     })
 }
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn fby_pinned_is_copy(pinned: *const fby_pinned) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_unpin(pinned: *mut fby_pinned) -> c_int {
     border("fby_unpin", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `pinned` is open, and no other call uses it.
         unsafe { take::<OpenPin>(pinned) }.map(|_| 0)
     })
 }

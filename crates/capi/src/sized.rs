@@ -82,10 +82,11 @@ pub(crate) unsafe fn place<H>(
     if to.is_null() {
         return Err(null("return a handle"));
     }
-    // SAFETY: the caller's promise. NULL first, so that a failure leaves no old value there.
+    // SAFETY: the caller promises that a pointer can be written at `to`. NULL first, so that a
+    // failure leaves no old value there.
     unsafe { to.write(std::ptr::null_mut()) };
     let handle = make()?;
-    // SAFETY: as above.
+    // SAFETY: the caller promises that a pointer can be written at `to`.
     unsafe { to.write(handle) };
     Ok(0)
 }
@@ -95,7 +96,7 @@ pub(crate) unsafe fn place<H>(
 /// # Safety
 /// `text` is NULL, or ends in a zero and does not change while it is borrowed.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &'static str) -> Result<&'a str> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller promises that `text` is NULL, or ends in a zero and does not change.
     let bytes = unsafe { c_str(text, what)? };
     bytes.to_str().map_err(|_| invalid(what, "not UTF-8"))
 }
@@ -105,7 +106,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &'static str) -> Result
 /// # Safety
 /// As for [`text`].
 pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller promises that `path` is NULL, or ends in a zero and does not change.
     let bytes = unsafe { c_str(path, "read a path")? };
     Ok(Path::new(OsStr::from_bytes(bytes.to_bytes())))
 }

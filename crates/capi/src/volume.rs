@@ -106,7 +106,8 @@ pub unsafe extern "C" fn fby_volume_create(
     config_size: usize,
 ) -> c_int {
     border("fby_volume_create", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `image` ends in a zero and does not change, and that
+        // `config_size` bytes can be read at `config`.
         let (image, given) = unsafe { (path(image)?, input(config, config_size)?) };
         only("create a volume", given.flags, FBY_VOLUME_FORCE | FBY_VOLUME_NO_CHECKSUMS)?;
         if given.reserved != 0 {
@@ -162,11 +163,12 @@ pub unsafe extern "C" fn fby_volume_open(
 ) -> c_int {
     border("fby_volume_open", || {
         let make = || {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `cache` stays open until the call returns, and that
+            // `how_size` bytes can be read at `how`.
             let (cache, how) = unsafe { (borrow::<Arc<OpenCache>>(cache)?, input(how, how_size)?) };
             Ok(give(Arc::new(open(cache, image, how)?)))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that a pointer can be written at `volume`.
         unsafe { place(volume, make) }
     })
 }
@@ -178,7 +180,7 @@ pub unsafe extern "C" fn fby_volume_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_volume_sync(volume: *mut fby_volume) -> c_int {
     border("fby_volume_sync", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open until the call returns.
         unsafe { borrow::<Arc<OpenVolume>>(volume)? }.volume.sync().map(|()| 0)
     })
 }
@@ -191,13 +193,14 @@ pub unsafe extern "C" fn fby_volume_sync(volume: *mut fby_volume) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fby_volume_close(volume: *mut fby_volume) -> c_int {
     border("fby_volume_close", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `volume` stays open until the call returns.
         let users = Arc::strong_count(unsafe { borrow::<Arc<OpenVolume>>(volume)? }) - 1;
         if users > 0 {
             let text = format!("{users} files or directories of it are open");
             return Err(Error::new(ErrorKind::Busy, "close a volume", text));
         }
-        // SAFETY: the caller's promise; the reference above has ended.
+        // SAFETY: the caller promises that `volume` is open, and no other call uses it; the
+        // reference above has ended.
         let open = unsafe { take::<Arc<OpenVolume>>(volume)? };
         open.volume.clone().close().map(|()| 0)
     })

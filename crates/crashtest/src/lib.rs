@@ -1,4 +1,4 @@
-//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for
+//! forebay-crashtest: volumes on the simulated disk under power losses, for tests and for
 //! `forebay crash-test`.
 //!
 //! - A *script* is a workload that ran once on the file system in memory, with the state after each

@@ -13,7 +13,7 @@ use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, io_with_end};
 use forebay_cache::State;
 use forebay_cache::bounds::{Exclusive, HoldsBlocks};
 use forebay_cache::stats::Counters;
@@ -243,7 +243,11 @@ impl MappedFile {
             && let [piece] = pieces
         {
             let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-            let done = write_piece(&**device, data, flight, piece, flags).await;
+            // The bio keeps the operation's resources until it ends.
+            let (flight, place) = (flight.clone(), piece.clone());
+            let on_end = move |done: &Completion| flight.wrote(&place, &done.result);
+            let (op, offset, len) = (BioOp::Write, piece.device_offset, piece.len);
+            let done = io_with_end(&**device, op, offset, len, data, flags, on_end).await;
             if let Some(back) = done.data.into_buf() {
                 **buf = back;
             }
@@ -269,29 +273,6 @@ impl MappedFile {
         }
         result
     }
-}
-
-/// Writes one piece; its bio keeps the operation's resources (`flight`) until it ends.
-async fn write_piece(
-    device: &dyn BlockDevice,
-    data: DataRef,
-    flight: &Arc<InFlight>,
-    piece: &Place,
-    flags: BioFlags,
-) -> Completion {
-    if device.is_crowded() {
-        device.wait_for_capacity().await;
-    }
-    let (flight, place) = (flight.clone(), piece.clone());
-    let on_end = move |done: Completion| {
-        flight.wrote(&place, &done.result);
-        drop(flight);
-        done
-    };
-    let (offset, len) = (piece.device_offset, piece.len);
-    let (bio, completion) = Bio::awaited(BioOp::Write, offset, len, data, on_end);
-    device.submit(bio.with_flags(flags));
-    completion.await
 }
 
 /// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.

@@ -7,7 +7,9 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_blocking, io, io_owned};
+use forebay_block::{
+    BioFlags, BioOp, Completion, DeviceRef, MapRuns, flush_blocking, io, io_with_end,
+};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
@@ -39,7 +41,12 @@ impl Identity {
         }
         let (op, len) = (BioOp::WriteZeroes, range.end - range.start);
         let data = DataRef::None;
-        let fast = io_owned(&*self.device, op, range.start, len, data, flags, owned.clone()).await;
+        // The bio keeps what the operation owns until the device has ended it.
+        let held = || {
+            let owned = owned.clone();
+            move |_: &Completion| drop(owned)
+        };
+        let fast = io_with_end(&*self.device, op, range.start, len, data, flags, held()).await;
         match fast.result {
             Err(e) if e.kind() == ErrorKind::Unsupported && !fast_only => {}
             other => return other,
@@ -49,7 +56,7 @@ impl Identity {
             let len = ZERO_CHUNK.min(range.end - at);
             let data = DataRef::Buf(AlignedBuf::new(len as usize));
             let (op, flags) = (BioOp::Write, BioFlags::SYNC);
-            io_owned(&*self.device, op, at, len, data, flags, owned.clone()).await.result?;
+            io_with_end(&*self.device, op, at, len, data, flags, held()).await.result?;
             at += len;
         }
         Ok(())

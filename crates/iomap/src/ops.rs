@@ -280,8 +280,8 @@ pub trait MapOps: Send + Sync {
     }
 
     /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if there would
-    /// be no space to write all of them. The dirty bytes themselves are the grant (see the module),
-    /// so there is nothing to give back. The caller reports admitted bytes that became dirty by
+    /// be no space to write all of them. A dirty block counts as its own grant of space, so there
+    /// is nothing to give back. The caller reports admitted bytes that became dirty by
     /// [`MapOps::arrived`].
     fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
         Ok(())

@@ -1,6 +1,4 @@
 //! Files that are open or were closed recently: the mapping that iomap uses, and their content.
-//!
-//! Locks: see the modules.
 
 pub(crate) mod content;
 pub(crate) mod lookup;

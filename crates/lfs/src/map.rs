@@ -1,6 +1,4 @@
 //! Maps blocks of files to places: changes since the last checkpoint, over the extents of the tree.
-//!
-//! Locks: see the modules.
 
 pub(crate) mod allocated;
 pub(crate) mod file_map;

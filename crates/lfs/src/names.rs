@@ -1,6 +1,4 @@
 //! Inodes, directories and attributes: their copies in memory, and how missing ones are loaded.
-//!
-//! Locks: see the modules.
 
 pub(crate) mod closed;
 pub(crate) mod content;

@@ -7,6 +7,7 @@
 //! - [`mem_export`]: an export in memory. [`behind`]: an export whose calls a test holds up.
 //! - [`remap`]: a map in memory that moves data on every write. [`dropped_ops`]: operations on any
 //!   map that are dropped at each of their polls.
+//! - [`target`]: block devices that delay, fail, record or checksum the requests to another device.
 //! - [`cgroup`]: a memory cgroup for a child process.
 //! - [`workload`]: seeded operations against anything that holds bytes, checked by a byte model.
 #![forbid(unsafe_code)]
@@ -20,4 +21,5 @@ pub mod mem_export;
 pub mod mem_fs;
 pub mod mounted;
 pub mod remap;
+pub mod target;
 pub mod workload;

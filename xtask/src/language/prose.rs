@@ -2,6 +2,9 @@
 
 use crate::source::literals;
 
+/// What encloses a docstring, or a long string, of Python.
+const QUOTES: &str = "\"\"\"";
+
 /// A piece of text for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prose {
@@ -11,7 +14,7 @@ pub struct Prose {
     pub text: String,
 }
 
-/// Comments and string literals of a Rust file, line by line.
+/// Comments and string literals of a Rust or C file, line by line.
 pub fn of_rust(text: &str) -> Vec<Prose> {
     let mut found = Vec::new();
     for literal in literals(text) {
@@ -22,24 +25,49 @@ pub fn of_rust(text: &str) -> Vec<Prose> {
         };
         let body = if is_comment { &body } else { body.trim_matches(['"', '#']) };
         for (offset, line) in body.lines().enumerate() {
-            found.push(Prose { line: literal.line + offset, text: line.trim().to_string() });
+            let line = if is_comment { without_star(line) } else { line.trim() };
+            found.push(Prose { line: literal.line + offset, text: line.to_string() });
         }
     }
     found
 }
 
-/// Comments of a Rust file, line by line.
+/// Comments of a Rust or C file, line by line.
 pub fn comments(text: &str) -> Vec<Prose> {
     let comments = literals(text).into_iter().filter(|literal| literal.text.starts_with('/'));
     let lines = comments.flat_map(|comment| {
         let body = comment.text.trim_start_matches(['/', '!', '*']).to_string();
         let line = |(offset, line): (usize, &str)| Prose {
             line: comment.line + offset,
-            text: line.trim().to_string(),
+            text: without_star(line).to_string(),
         };
         body.lines().enumerate().map(line).collect::<Vec<_>>()
     });
     lines.collect()
+}
+
+/// A line of a comment without the star in front, which lines of a C comment have.
+fn without_star(line: &str) -> &str {
+    line.trim().trim_end_matches("*/").trim_start_matches('*').trim()
+}
+
+/// Comments and docstrings of a Python file.
+pub fn of_python(text: &str) -> Vec<Prose> {
+    let mut found = of_script(text);
+    // Whether a quotation is open, and is a docstring: that begins a line, other strings do not.
+    let mut open: Option<bool> = None;
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let is_docstring = open.unwrap_or_else(|| line.starts_with(QUOTES));
+        if is_docstring {
+            let text = line.replace(QUOTES, "").trim().to_string();
+            found.push(Prose { line: number + 1, text });
+        }
+        if line.matches(QUOTES).count() % 2 == 1 {
+            open = if open.is_some() { None } else { Some(is_docstring) };
+        }
+    }
+    found
 }
 
 /// Doc comments of a Rust file, each whole: consecutive lines of `///`.
@@ -143,6 +171,21 @@ mod tests {
         let text = "//! Head.\nfn foobar() {\n    let a = \"one\\\n        two\"; // end\n}\n";
         let found = of_rust(text);
         assert_eq!(texts(&found), [(1, "Head."), (3, "one\\"), (4, "two"), (4, "end")]);
+    }
+
+    #[test]
+    fn c_comment_yields_lines_without_stars() {
+        let text = "/*\n * One\n * two.\n */\nint f(void); /* three */\n// four\n";
+        let found: Vec<_> = of_rust(text).into_iter().filter(|p| !p.text.is_empty()).collect();
+        assert_eq!(texts(&found), [(2, "One"), (3, "two."), (5, "three"), (6, "four")]);
+    }
+
+    #[test]
+    fn python_file_yields_comments_and_docstrings() {
+        let text = "\"\"\"One\ntwo.\"\"\"\nx = \"\"\"sql\n\"\"\"\n# three\n\"\"\"four\"\"\"\n";
+        let mut found = of_python(text);
+        found.sort_by_key(|prose| prose.line);
+        assert_eq!(texts(&found), [(1, "One"), (2, "two."), (5, "three"), (6, "four")]);
     }
 
     #[test]

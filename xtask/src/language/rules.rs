@@ -75,6 +75,18 @@ pub fn check(name: &str, text: &str, lists: &Lists) -> Vec<Violation> {
             long_sentences(&pieces, &mut found);
             ids::check(name, text, &pieces, &lists.definers, &mut found);
         }
+    } else if name.ends_with(".c") || name.ends_with(".h") {
+        refused_words(&prose::of_rust(text), &lists.words, &mut found);
+        let begins = |line: &str| ["//", "/*", "* "].iter().any(|sign| line.starts_with(sign));
+        let comments = text.lines().enumerate().filter(|(_, l)| begins(l.trim_start()));
+        long_lines(comments, &mut found);
+    } else if name.ends_with(".py") || text.starts_with("#!/usr/bin/env python3") {
+        let pieces = prose::of_python(text);
+        refused_words(&pieces, &lists.words, &mut found);
+        let lines: Vec<&str> = text.lines().collect();
+        let is_code = |line: &str| !line.starts_with(['#', '"']) && line.contains(" # ");
+        let own = pieces.iter().map(|piece| (piece.line - 1, lines[piece.line - 1]));
+        long_lines(own.filter(|(_, line)| !is_code(line.trim_start())), &mut found);
     } else {
         refused_words(&prose::of_script(text), &lists.words, &mut found);
         let comments = text.lines().enumerate().filter(|(_, l)| l.trim_start().starts_with('#'));

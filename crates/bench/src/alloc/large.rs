@@ -64,7 +64,6 @@ impl Worst {
         if let Some((measured, expected)) = self.fragment_cost {
             let (name, bar) = ("reserve_vs_interleaved_fragment_cost", SHARE_BAR * expected);
             report.ratio_with_bar(name, measured, Good::AtLeast, bar);
-            report.ratio("expected_fragment_cost_ratio", expected);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Random 4 KiB readers and writers, 1, 8 and 16 of each: the overhead of an allocation strategy if
 //! there is nothing to gain. In memory, where the CPU is the limit, and on the disk. The strategy
 //! `serialized`, that of a kernel patch, also runs with a threshold of 1: the patch got its
-//! threshold because of the loss that this shows. And how allocation scales to a second writer.
+//! threshold because of the loss that this shows.
 
 use super::fixture::Fixture;
 use super::load::{create, pattern, write};
@@ -131,28 +131,6 @@ fn cell(
     Ok((ours, threshold))
 }
 
-/// Writes per second of two writers over those of one, in memory.
-fn scaling(options: &Options, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::memory(2 * GIB);
-    let mut variants = Vec::new();
-    for (name, writers) in [("reserve-1-writer", 1), ("reserve-2-writers", 2)] {
-        let fixture = &fixture;
-        variants.push(Variant::new(name, move |turn: &Turn| {
-            let volume = fixture.fresh(AllocMode::Reserve, 64)?;
-            let slice = mix(&volume, writers, 0, turn.time, turn.seed)?;
-            block_on(volume.close())?;
-            Ok(slice)
-        }));
-    }
-    let plan = Plan::simple(options, options.rounds_or(1, 5), options.millis(30, 400));
-    let outcome = alternate(&mut variants, &plan)?;
-    drop(variants);
-    outcome.add_rows(report, "scaling_memory");
-    report
-        .ratio("two_writers_vs_one_memory", outcome.ratio("reserve-2-writers", "reserve-1-writer"));
-    Ok(())
-}
-
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let counts: &[usize] = if options.quick { &[2] } else { &[1, 8, 16] };
@@ -176,5 +154,5 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         "the loss that made the patch's author add a threshold (small writes at 0.48 with all of them \
          serialised): {verdict} here, at worst {worst:.2} with a threshold of 1 against 64"
     ));
-    scaling(options, report)
+    Ok(())
 }

@@ -6,7 +6,7 @@
 //! do not add up. Requests complete in order. A flush takes no time, because there is no volatile
 //! cache.
 //!
-//! `DelayDevice` of the block layer models another disk: latency and transfer add up, and requests
+//! `DelayDevice` of the test kit models another disk: latency and transfer add up, and requests
 //! are served one at a time. System timers complete them, which are late by more than the 50 us to
 //! be measured. This device spins for the last part of the wait instead.
 

@@ -235,12 +235,10 @@ fn fio_ratios(outcome: &Outcome, report: &mut Report) {
     outcome.compare(report, large, "ours-block-2m", &folio("ours-folio-2m"));
     let of = |ours, other| outcome.ratio(ours, other);
     report.ratio("fsync_iops_vs_folio", of("ours-block-64k", "ours-folio-64k"));
-    report.ratio("fsync_iops_vs_folio_2m", of("ours-block-2m", "ours-folio-2m"));
     let ours = outcome.ratios("ours-block-64k", "ours-folio-64k");
     let bare = outcome.ratios("direct-4k", "direct-64k");
     let by_round: Vec<f64> = ours.iter().zip(&bare).map(|(o, b)| o / b).collect();
     report.ratio_with_bar("fsync_iops_vs_raw_ratio", median(&by_round), Good::AtLeast, 0.95);
-    report.ratio("fsync_iops_vs_direct_4k", of("ours-block-64k", "direct-4k"));
     report.ratio("fsync_iops_vs_ext4", of("ours-block-64k", "ext4"));
     report.ratio("fsync_iops_vs_xfs", of("ours-block-64k", "xfs-on-loop"));
     outcome.compare(report, "1 job, on a volume", "volume", &OTHERS);

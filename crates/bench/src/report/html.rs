@@ -2,8 +2,9 @@
 //!
 //! Invariants: W1 the page loads nothing: style and charts are embedded, there is no script. W2
 //! every text from a result is escaped. W3 a missing or invalid value in a saved result shows as
-//! `n/a` and never panics. W4 a quick run is marked at the top and at its bench. W5 ratios and
-//! metrics are labelled in words; the id, which the documents name, is the title of the label.
+//! `n/a` and never panics. W4 a quick run is marked at the top and at its bench. W5 ratios,
+//! metrics and variants are labelled in words; the id, which the documents name, is the title of
+//! the label.
 
 use crate::report::chart::{self, Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
@@ -309,14 +310,14 @@ fn rows(out: &mut String, own: &Value) {
     }
     out.push_str("<th>unit</th><th class=\"n\">runs</th></tr>\n");
     for row in rows {
-        let [variant, unit] = ["variant", "unit"].map(|key| escape(text(row, key)));
-        let metric = text(row, "metric");
-        let metric = labelled(metric, &words::of_id(metric));
+        let (variant, metric) = (text(row, "variant"), text(row, "metric"));
+        let variant = labelled(variant, &words::of_variant(variant));
+        let (metric, unit) = (labelled(metric, &words::of_id(metric)), escape(text(row, "unit")));
         let [mid, low, high] = ["median", "min", "max"].map(|key| figure(&row[key]));
         let runs = row["runs"].as_u64().unwrap_or(0);
         let _ = writeln!(
             out,
-            "<tr><td>{variant}</td>{metric}<td class=\"n\"><b>{mid}</b></td>\
+            "<tr>{variant}{metric}<td class=\"n\"><b>{mid}</b></td>\
              <td class=\"n\">{low}</td><td class=\"n\">{high}</td><td>{unit}</td>\
              <td class=\"n\">{runs}</td></tr>"
         );

@@ -223,6 +223,19 @@ mod tests {
         );
     }
 
+    /// README shows a picture, and docs/figures.md says from which results it comes. If the drawing
+    /// changes: `forebay-lab bench report docs/pictures/NAME.json --svg docs/pictures/NAME.svg
+    /// --series ..`, with the series named here.
+    #[test]
+    fn picture_of_readme_is_that_of_saved_results() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
+        let saved = |end: &str| folder.join(format!("lookups-during-backup.{end}"));
+        let series = ["ours", "ours-uncached", "sqlite-cache", "xfs-direct", "xfs-tar"];
+        let drawn = html::first_picture(&load(&[saved("json")]).unwrap(), &series.map(String::from));
+        let kept = std::fs::read_to_string(saved("svg")).unwrap();
+        assert!(drawn.as_deref() == Some(kept.as_str()), "{}", drawn.unwrap_or_default());
+    }
+
     #[test]
     fn command_of_one_bench_is_quoted_for_a_shell() {
         let words = |line: &str| line.split(' ').map(str::to_string).collect::<Vec<_>>();

@@ -1,4 +1,5 @@
-//! Labels in words for the ids of ratios (`randread_vs_direct_j4`) and of metrics.
+//! Labels in words for the ids of ratios (`randread_vs_direct_j4`), of metrics, and of variants
+//! (`ours-block-2m`). The house checks compile this file, too: they read the tables that it labels.
 //!
 //! Invariant: L1 a label contains no id: no underscore follows a small letter or a digit outside of
 //! code spans.
@@ -15,6 +16,7 @@ const PARTS: &[(&str, &str)] = &[
     ("beside_vs_alone", "during the backup, over alone"),
     ("bios_per_request", "device requests per request"),
     ("btrfs", "btrfs on a loop"),
+    ("btrfs_on_loop", "btrfs on a loop"),
     ("cow", "copy on write"),
     ("cpu", "CPU"),
     ("dd4k", "`dd bs=4k`"),
@@ -26,9 +28,11 @@ const PARTS: &[(&str, &str)] = &[
     ("dsync", "fdatasync"),
     ("dsync16", "fdatasync, 16 threads"),
     ("empty", "an empty FUSE server"),
+    ("empty_fuse", "an empty FUSE server"),
     ("ext4_on_loop", "ext4 on a loop"),
     ("extents_per_file", "runs per file"),
     ("extents_per_request", "runs per request"),
+    ("f2fs_on_loop", "F2FS on a loop"),
     ("fdatasync8", "fdatasync, 8 jobs"),
     ("folio", "write-back by folio"),
     ("folio_mode", "written back by folio"),
@@ -71,6 +75,39 @@ const PARTS: &[(&str, &str)] = &[
     ("write64k", "random 64 KiB writes"),
     ("write_amplification", "bytes written per byte changed"),
     ("xfs", "XFS on a loop"),
+    ("xfs_on_loop", "XFS on a loop"),
+];
+
+/// Variants whose parts would mislead.
+const VARIANTS: &[(&str, &str)] = &[
+    ("direct-again", "O_DIRECT, again"),
+    ("direct-qd1", "O_DIRECT by 1 thread"),
+    ("forebay", "a mount"),
+    ("forebay-uncached", "a mount, backup by `forebay run --uncached`"),
+    ("nbdkit-file-cache-none", "nbdkit file, cache=none"),
+    ("ours-block-2m", "ours, by block, folios of 2 MiB"),
+    ("ours-block-64k", "ours, by block, folios of 64 KiB"),
+    ("ours-direct-io-off", "ours, image opened buffered"),
+    ("ours-direct-io-on", "ours, image opened with O_DIRECT"),
+    ("ours-folio-2m", "ours, by folio, folios of 2 MiB"),
+    ("ours-folio-64k", "ours, by folio, folios of 64 KiB"),
+    ("ours-mode-direct", "ours, requests past the cache"),
+    ("ours-mode-uncached", "ours, requests uncached"),
+    ("ours-sparse-threads", "ours, an image without blocks, threads"),
+    ("ours-sparse-uring", "ours, an image without blocks, `io_uring`"),
+    ("qemu-nbd", "qemu-nbd"),
+    ("sqlite-cache", "SQLite's own cache of the budget"),
+    ("volume-folio-64k", "volume, by folio, folios of 64 KiB"),
+    ("xfs-direct", "the kernel, backup by O_DIRECT"),
+    ("xfs-direct-reader", "the kernel, backup by O_DIRECT"),
+    ("xfs-dontcache", "the kernel, backup by RWF_DONTCACHE"),
+    ("xfs-drop-behind", "the kernel, backup drops each piece after reading it"),
+    ("xfs-loop stable_writes=0", "XFS on a loop, `stable_writes=0`"),
+    ("xfs-loop stable_writes=1", "XFS on a loop, `stable_writes=1`"),
+    ("xfs-mmap-tar", "the kernel, database mapped, backup by `tar`"),
+    ("xfs-nocache", "the kernel, backup by `nocache`"),
+    ("xfs-tar", "the kernel, backup by `tar`"),
+    ("xfs-tar-apart", "the kernel, backup by `tar` in a memory cgroup"),
 ];
 
 /// The label of a ratio: the words of `docs/figures.md` where they stand alone, or those of its id.
@@ -97,6 +134,12 @@ pub fn of_id(id: &str) -> String {
         at += len;
     }
     out
+}
+
+/// The words of a variant, whose id joins its parts by `-`.
+pub fn of_variant(id: &str) -> String {
+    let own = VARIANTS.iter().find(|variant| variant.0 == id);
+    own.map_or_else(|| of_id(&id.replace('-', "_")), |variant| variant.1.to_string())
 }
 
 /// A text in which each id is replaced by its words.
@@ -177,6 +220,25 @@ mod tests {
         }
         assert_eq!(of_text("sustained_skewed on xfs-on-loop"), "sustained skewed on xfs-on-loop");
         assert_eq!(of_text("RWF_DONTCACHE"), "RWF_DONTCACHE");
+    }
+
+    /// L1. The story: the page showed variants by their ids.
+    #[test]
+    fn variants_become_words() {
+        for (id, words) in [
+            ("ours-block-2m", "ours, by block, folios of 2 MiB"),
+            ("direct-4k", "O_DIRECT 4 KiB"),
+            ("xfs-on-loop-sparse", "XFS on a loop, images without blocks"),
+            ("volume-nosums", "volume no checksums"),
+            ("ours-during-cached-stream", "ours during cached stream"),
+            ("all in process", "all in process"),
+            ("host", "the host's file system"),
+        ] {
+            assert_eq!(of_variant(id), words);
+        }
+        for (id, words) in VARIANTS {
+            assert!(!words.split('`').step_by(2).any(|prose| prose.split(' ').any(is_id)), "{id}");
+        }
     }
 
     /// L1, for each published figure.

@@ -7,7 +7,7 @@ use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, StablePages, Stabl
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
-use forebay_block::target::{ChecksumDevice, ChecksumStats, DelayDevice, DelayOptions};
+use forebay_testkit::target::{ChecksumDevice, ChecksumStats, DelayDevice, DelayOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

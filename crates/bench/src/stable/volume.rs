@@ -16,8 +16,8 @@ use forebay::{StableStrategy, Stats};
 use forebay_base::Result;
 use forebay_base::units::{GIB, MIB};
 use forebay_base::world::RealWorld;
-use forebay_block::target::{DelayDevice, DelayOptions};
 use forebay_block::{DeviceRef, RamDevice};
+use forebay_testkit::target::{DelayDevice, DelayOptions};
 use std::cell::RefCell;
 use std::sync::Arc;
 

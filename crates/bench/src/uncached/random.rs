@@ -106,8 +106,6 @@ fn add_ratios(outcome: &Outcome, report: &mut Report) {
     report.ratio("noise_direct_vs_direct", outcome.ratio("direct-again", "direct"));
     let noise_flat = outcome.ratio_quantile("direct-again", "direct", 0.1);
     report.ratio("noise_flatness_p10", noise_flat);
-    let kernel_flat = outcome.ratio_quantile("kernel-buffered", "direct", 0.1);
-    report.ratio("kernel_buffered_flatness_p10", kernel_flat);
 }
 
 /// Adds the resident memory afterwards: Forebay's own count, cachestat of the kernel.

@@ -6,12 +6,12 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
 use forebay_base::world::{RealWorld, World, WorldRef};
 use forebay_base::{Error, ErrorKind};
-use forebay_block::target::{
-    ChecksumDevice, DelayDevice, DelayOptions, ErrorDevice, Fault, LimitsDevice, LimitsOverride,
-    LogDevice, ThrottleDevice, ThrottleOptions, When,
-};
 use forebay_block::{
     Aio, Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, RamDevice,
+};
+use forebay_testkit::target::{
+    ChecksumDevice, DelayDevice, DelayOptions, ErrorDevice, Fault, LimitsDevice, LimitsOverride,
+    LogDevice, ThrottleDevice, ThrottleOptions, When,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

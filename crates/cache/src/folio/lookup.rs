@@ -67,13 +67,24 @@ impl PageCache {
         fault_in(src);
         if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
             self.prefetch(slot, offset);
-            self.table.lock(slot);
-            let folio = FolioWrite::of_lock(self, mapping, slot, index);
-            if self.table.key(slot) == (mapping.id, index) {
+            if let Some(folio) = self.lock_slot(mapping, index, slot) {
                 return Some(folio);
             }
         }
         self.lock_or_make(mapping, index, passing)
+    }
+
+    /// Locks the slot in which the folio was found; `None` if another folio has it by now.
+    #[inline]
+    fn lock_slot<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+        slot: Slot,
+    ) -> Option<FolioWrite<'a>> {
+        self.table.lock(slot);
+        let folio = FolioWrite::of_lock(self, mapping, slot, index);
+        (self.table.key(slot) == (mapping.id, index)).then_some(folio)
     }
 
     /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out. For
@@ -99,9 +110,7 @@ impl PageCache {
                 .index
                 .find(&self.table, mapping.id, index)
                 .or_else(|| self.index.find_locked(&self.table, mapping.id, index))?;
-            self.table.lock(slot);
-            let folio = FolioWrite::of_lock(self, mapping, slot, index);
-            if self.table.key(slot) == (mapping.id, index) {
+            if let Some(folio) = self.lock_slot(mapping, index, slot) {
                 return Some(folio);
             }
         }

@@ -103,6 +103,11 @@ impl SlotAlloc {
         if above { self.retired.push(slot) } else { self.free.push(slot) }
     }
 
+    /// Slots that there may be.
+    pub fn total(&self) -> usize {
+        self.limit
+    }
+
     /// Slots handed out, those above the limit included.
     pub fn used(&self) -> usize {
         self.fresh - 1 - self.free.len() - self.retired.len()

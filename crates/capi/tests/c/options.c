@@ -31,7 +31,7 @@ static fby_stats stats(fby_cache *cache) {
 /* `counter` has grown by exactly that since `was`. */
 #define GREW(cache, was, counter, by) IS(stats(cache).counter - (was).counter, by)
 
-/* Waits for what the library does beside the caller; without it the test hangs, and ends here. */
+/* Waits for the library's own threads to do it; if they do not, the test fails here. */
 #define COMES(what)                                                                       \
     do {                                                                                  \
         int tries = 0;                                                                    \

@@ -1,6 +1,6 @@
 /*
- * SQLite on the VFS: transactions and locks among connections of this process, rollback journals and
- * write-ahead logs, host files and files of a volume.
+ * SQLite on the VFS: transactions and locks among connections of this process, rollback journals
+ * and write-ahead logs, host files and files of a volume.
  */
 #include "check.h"
 #include "sqlite/internal.h"

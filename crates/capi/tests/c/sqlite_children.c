@@ -103,7 +103,7 @@ static __thread int waits_for_the_first;
 /* Not 0: the number that this process has, and its children, too. */
 static pid_t number_of_process;
 
-/* Of the program and its libraries: holds the second thread where it finds that it is in a child. */
+/* Of the program and its libraries: holds the second thread where it finds itself in a child. */
 pid_t getpid(void) {
     if (waits_for_the_first) {
         waits_for_the_first = 0;

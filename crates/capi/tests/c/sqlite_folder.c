@@ -1,7 +1,7 @@
 /*
  * On the host the name of a new journal is durable before the database changes, and with
  * synchronous=EXTRA the end of that name before the commit returns. This program puts functions of
- * its own in front of fsync(2) and fdatasync(2), which note what the folder holds when it is synced.
+ * its own in front of fsync(2) and fdatasync(2). They note what the folder holds when it is synced.
  *
  * The database gets a time of change in the past before each transaction, so that one write on the
  * host shows.

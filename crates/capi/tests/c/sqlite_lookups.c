@@ -1,14 +1,14 @@
 /*
- * Point lookups by SQLite, all of them hits of a cache of pages outside SQLite: by this VFS with and
- * without pages in place, and by SQLite's own VFS with reads and with a mapping.
+ * Point lookups by SQLite, all of them hits of a cache of pages outside SQLite: by this VFS with
+ * and without pages in place, and by SQLite's own VFS with reads and with a mapping.
  *
  *   sqlite_lookups FOLDER PAGE_BYTES ROUNDS SLICE_MILLISECONDS
  *
- * Each column has a copy of the same database of 96 MiB, a connection in exclusive locking mode, and
- * 1 MiB of SQLite's cache. Forebay's budget holds the database, the kernel's cache does, too: both
- * spend the same memory. In a round each column has one slice, in an order that rotates. A line
- * for each slice: column, lookups, nanoseconds of the clock, nanoseconds of processor time of the
- * process. All values are compared with what was stored.
+ * Each column has a copy of the same database of 96 MiB, a connection in exclusive locking mode,
+ * and 1 MiB of SQLite's cache. Forebay's budget holds the database, the kernel's cache does, too:
+ * both spend the same memory. In a round each column has one slice, in an order that rotates. A
+ * line for each slice: column, lookups, nanoseconds of the clock, nanoseconds of processor time of
+ * the process. All values are compared with what was stored.
  */
 #include "check.h"
 #include "sqlite_check.h"

@@ -1,6 +1,6 @@
 /*
- * SQLite on the VFS, with others: processes, SQLite's own VFS, a child of fork(2), threads. A second
- * process gets SQLITE_BUSY, and never bytes of before.
+ * SQLite on the VFS, and other users of a database: processes, SQLite's own VFS, a child of
+ * fork(2), threads. A second process gets SQLITE_BUSY, and never bytes of before.
  *
  * With URI and SQL as further arguments it is the second process, and ends with SQLite's result.
  */
@@ -146,7 +146,7 @@ static void child_is_refused(const char *uri, const char *mode) {
 
 /*
  * A busy database that this process may only read opens as one for reading. A superuser may write
- * all files, so it becomes nobody for that.
+ * all files, so it becomes another user for that.
  */
 static void busy_database_without_write_permission_opens(const char *uri, const char *path) {
     sqlite3 *db = opened(uri), *own;

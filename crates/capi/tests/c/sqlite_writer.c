@@ -2,11 +2,11 @@
  * For tests that end a process or a disk: transactions that are acknowledged one by one, and the
  * judgement of what is there afterwards.
  *
- *   sqlite_writer write URI MODE COUNT   commits, and prints the number of each commit that returned.
+ *   sqlite_writer write URI MODE COUNT   commits, prints the number of each commit that returned.
  *                                        With ASK in the environment it waits for a byte then,
  *                                        and SYNC is its PRAGMA synchronous, FULL unless set.
- *   sqlite_writer judge URI LEAST MOST   the last commit is in [LEAST, MOST], nothing is damaged, and
- *                                        each commit up to it is there, in both tables. Prints it.
+ *   sqlite_writer judge URI LEAST MOST   the last commit is in [LEAST, MOST], nothing is damaged,
+ *                                        and each commit up to it is in both tables. Prints it.
  *   sqlite_writer make URI               makes the database, and closes it.
  */
 #include "check.h"

@@ -1,11 +1,12 @@
 """A user who wants root's files, on a mount: `other_users.py ROLE DIR SECRET SOCKET...`.
 
-Roles: `user` drops to uid 1000 and opens, creates, renames and removes names of DIR by chance; `remover` drops to
-uid 1000, too, makes files in DIR, which has the sticky bit, and removes, renames and replaces them; `root` makes,
-renames and chmods files of its own there, none of which anyone else may open; `linker` drops to uid 1000, renames the
-sockets away, connects to them, and puts hard links to DIR/victim in their places. All go on until standard input
-is closed. NAMES in the environment is the number of names. Then they print their counts as JSON. Before that they
-print a line for each race: a name that was the user's, or free, was root's in the next call.
+Roles: `user` drops to uid 1000 and opens, creates, renames and removes names of DIR by chance;
+`remover` drops to uid 1000, too, makes files in DIR, which has the sticky bit, and removes, renames
+and replaces them; `root` makes, renames and chmods files of its own there, none of which anyone
+else may open; `linker` drops to uid 1000, renames the sockets away, connects to them, and puts hard
+links to DIR/victim in their places. All go on until standard input is closed. NAMES in the
+environment is the number of names. Then they print their counts as JSON. Before that they print a
+line for each race: a name that was the user's, or free, was root's in the next call.
 """
 import ctypes, errno, fcntl, json, os, random, select, socket, stat, struct, sys
 

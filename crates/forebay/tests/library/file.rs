@@ -8,7 +8,7 @@ use forebay::{
     Volume, VolumeOptions, block_on,
 };
 use forebay_block::RamDevice;
-use forebay_block::target::{ErrorDevice, Fault};
+use forebay_testkit::target::{ErrorDevice, Fault};
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek as _, SeekFrom, Write};
 use std::sync::Arc;
 

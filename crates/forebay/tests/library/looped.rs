@@ -7,7 +7,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
-use forebay_block::target::{DelayDevice, DelayOptions};
+use forebay_testkit::target::{DelayDevice, DelayOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -4,8 +4,8 @@
 use crate::dir::{Dir, config, open};
 use forebay::{Cache, File, IoFlags, OpenOptions};
 use forebay_base::world::RealWorld;
-use forebay_block::target::{DelayDevice, DelayOptions};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, RamDevice};
+use forebay_testkit::target::{DelayDevice, DelayOptions};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -7,8 +7,8 @@ use forebay::{
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_block::target::{ErrorDevice, Fault};
 use forebay_block::{BioOp, RamDevice};
+use forebay_testkit::target::{ErrorDevice, Fault};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,5 +1,5 @@
-"""Runs a command as a container has it: another user without capabilities, a /dev with null, zero and urandom alone,
-and no io_uring, which the usual profiles refuse (EPERM). To be started by root.
+"""Runs a command as a container has it: another user without capabilities, a /dev with null, zero
+and urandom alone, and no io_uring, which the usual profiles refuse (EPERM). To be started by root.
 
 usage: contained.py USER COMMAND [WORD...]"""
 import ctypes, os, pwd, stat, struct, subprocess, sys

@@ -1,8 +1,9 @@
-"""Random operations on one file of a mount, by several openings in different modes and by shared maps, beside
-a bytearray. usage: fsx.py FILE SEED OPERATIONS [mode=MODE] [SOCKET]. MODE is mixed, or one way alone: buffered,
-direct, aio, uring, mmap, reopen (a new opening for each operation), subpage. By the socket others in the process of the mount are
-asked to read, write, append, cut and punch the same file: `WHO OP OFFSET LENGTH` and the bytes of a write are
-answered by a number and the bytes of a read. Says what differs and the last operations, with status 1."""
+"""Random operations on one file of a mount, by several openings in different modes and by shared
+maps, compared with a bytearray. usage: fsx.py FILE SEED OPERATIONS [mode=MODE] [SOCKET]. MODE is
+mixed, or one way alone: buffered, direct, aio, uring, mmap, reopen (a new opening for each
+operation), subpage. By the socket others in the process of the mount are asked to read, write,
+append, cut and punch the same file: `WHO OP OFFSET LENGTH` and the bytes of a write are answered by
+a number and the bytes of a read. Says what differs and the last operations, with status 1."""
 import ctypes, fcntl, mmap, os, random, socket, struct, sys
 
 path, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

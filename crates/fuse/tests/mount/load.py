@@ -1,9 +1,9 @@
-"""Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is `sync` (records with
-fsync), `dsync` (O_DSYNC, direct), `over` (a file that is there is overwritten in no order, with fsync) or a journal
-mode of SQLite; what was acknowledged is written down in the file
-ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if the mount is that of a dead process
-then, and it says what such mounts say. `load.py check WHAT FILE ACKNOWLEDGED`: says what
-of it is missing, with status 1."""
+"""Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is
+`sync` (records with fsync), `dsync` (O_DSYNC, direct), `over` (a file that is there is overwritten
+in no order, with fsync) or a journal mode of SQLite; what was acknowledged is written down in the
+file ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if the mount is that of a
+dead process then, and it says what such mounts say. `load.py check WHAT FILE ACKNOWLEDGED`: says
+what of it is missing, with status 1."""
 import mmap, os, sqlite3, struct, sys, time
 
 SIZE = 4096
@@ -40,7 +40,8 @@ def place_of(n, blocks):
 
 
 def overwrite(name, acknowledged):
-    """The file has its length; what is acknowledged is the last of those that an fsync made durable."""
+    """The file has its length; what is acknowledged is the last of those that an fsync made
+    durable."""
     fd = os.open(name, os.O_RDWR)
     blocks, n = os.fstat(fd).st_size // SIZE, last_of(sys.argv[3]) + 1
     while True:
@@ -76,8 +77,8 @@ def insert(mode, name, acknowledged):
         db.execute("begin immediate")
         db.execute("insert into t values (?, ?)", (n, record(n)))
         db.execute("commit")
-        # SQLite takes a directory that it cannot open, because the mount is dead, for one that need not be synced
-        # (unixDelete): what it says counts if the mount was still there afterwards.
+        # SQLite takes a directory that it cannot open, because the mount is dead, for one that need
+        # not be synced (unixDelete): its success counts if the mount was still there afterwards.
         os.close(os.open(os.path.dirname(name), os.O_RDONLY))
         acknowledged(n)
         n += 1
@@ -112,8 +113,9 @@ def check(what, name, acknowledged):
 
 
 def is_dead(name):
-    """Whether nobody serves the mount: asked of a name that nobody has asked for, so that the kernel has no answer. Who
-    was under way when the process was killed may have been told EIO; of a process that serves that is a failure."""
+    """Whether no process serves the mount. Asks for a new name, to which the kernel has no cached
+    answer. A request in flight when the process was killed may fail with EIO; while a process
+    serves the mount, that is a failure."""
     for _ in range(500):
         try:
             os.stat(f"{name}.{os.getpid()}.{os.urandom(8).hex()}")

@@ -1,5 +1,6 @@
-"""What programs expect of a file system beside reading and writing: locks of three kinds between processes, flags
-changed by fcntl, maps, attributes, what is refused. usage: manners.py DIR, as root."""
+"""What programs expect of a file system in addition to reading and writing: locks of three kinds
+between processes, flags changed by fcntl, maps, attributes, what is refused. usage: manners.py DIR,
+as root."""
 import ctypes, errno, fcntl, mmap, os, struct, subprocess, sys
 
 root = sys.argv[1]
@@ -48,7 +49,7 @@ def locks():
     assert other(by_flock, name) == "got"
     fcntl.lockf(fd, fcntl.LOCK_EX, 10, 20)
     assert other(by_posix, name) == "held" and other(by_ofd, name) == "held" and other(by_flock, name) == "got"
-    # A POSIX lock goes with any closing by its process, an OFD lock with the last of its own opening.
+    # Any close by its process releases a POSIX lock, the last close of its own opening an OFD lock.
     os.close(os.open(name, os.O_RDONLY))
     assert other(by_posix, name) == "got"
     fcntl.fcntl(fd, OFD_SETLK, lock(fcntl.F_WRLCK, 20, 5))

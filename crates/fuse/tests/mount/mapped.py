@@ -1,5 +1,5 @@
-# Maps a file of so many MiB and touches each page. Then other processes open it, so many times, each
-# time a new one, and those that only read map it, too. The pages have to be mapped still, and
+# Maps a file of so many MiB and touches each page. Then other processes open it, so many times,
+# each time a new one, and those that only read map it, too. The pages have to be mapped still, and
 # touching them again may cost no fault.
 import mmap, os, resource, sys
 
@@ -28,7 +28,7 @@ def touch():
     return after.ru_minflt - before.ru_minflt + after.ru_majflt - before.ru_majflt
 
 
-# Another process, which makes those that open the file: a fork would cost this one faults of its own.
+# Another process starts those that open the file: a fork would cost this one faults of its own.
 ask, answer = os.pipe(), os.pipe()
 if os.fork() == 0:
     os.close(ask[1])

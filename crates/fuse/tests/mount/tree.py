@@ -1,6 +1,7 @@
-"""Operations on a tree by several processes at once, each beside a model of its own part and all of them on a part
-that they share. usage: tree.py DIR SEED PROCESSES OPERATIONS. At the end the tree is what the models say, and
-`tree.py DIR check FILE` says so again, from what the first run printed into FILE."""
+"""Operations on a tree by several processes at once, each with a model of its own part, and all of
+them on a part that they share. usage: tree.py DIR SEED PROCESSES OPERATIONS. At the end the tree is
+what the models say, and `tree.py DIR check FILE` says so again, from what the first run printed
+into FILE."""
 import hashlib, json, multiprocessing, os, random, sys
 
 

@@ -78,7 +78,7 @@ fn open(setup: &Setup, disk: &Arc<SimDisk>, left: &Left) -> (File, Option<Arc<Co
 /// What is left of an out-of-place map.
 type Left = Option<Image>;
 
-/// One life of the file: from opening to the power cut, or to the end of the workloads.
+/// One life of the file: from opening to the power loss, or to the end of the workloads.
 fn live(
     setup: &Setup,
     disk: &Arc<SimDisk>,
@@ -221,7 +221,7 @@ fn out_of_place_power_loss_at_every_submission_is_survived() {
     cut_at_every_submission(Map::Remap);
 }
 
-/// Kill -9 with the machine up: completed writes stay, the rest is as after a power cut.
+/// Kill -9 with the machine up: completed writes stay, the rest is as after a power loss.
 #[test]
 fn l5_killed_process() {
     for seed in seeds() {

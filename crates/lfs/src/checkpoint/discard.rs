@@ -11,9 +11,7 @@ use crate::fault::Planted;
 use crate::format::place::Place;
 use crate::transaction::resources::Resources;
 use forebay_base::buf::DataRef;
-use forebay_base::task::oneshot;
-use forebay_base::{Error, ErrorKind};
-use forebay_block::{Bio, BioFlags, BioOp, Completion};
+use forebay_block::{BioFlags, BioOp, Completion, io_with_end};
 use std::sync::Weak;
 
 /// A discard in flight (D41).
@@ -51,15 +49,10 @@ impl Checkpoints {
                 (self.layout.device_offset(Place::new(segment, 0)), self.layout.segment_bytes());
             self.state.lock().space.segments.fly(segment, 1);
             let held = Discard { resources: self.me.clone(), segment };
-            let (tx, rx) = oneshot();
-            let end = Box::new(move |Completion { result, .. }| {
-                drop(held);
-                tx.send(result);
-            });
-            let bio = Bio::new(BioOp::Discard, offset, len, DataRef::None, end);
-            self.device.submit(bio.with_flags(BioFlags::BACKGROUND));
-            let gone = || Err(Error::new(ErrorKind::Shutdown, "discard", "the device went away"));
-            if let Err(error) = rx.await.unwrap_or_else(gone) {
+            let (op, data, flags) = (BioOp::Discard, DataRef::None, BioFlags::BACKGROUND);
+            let on_end = move |_: &Completion| drop(held);
+            let done = io_with_end(&*self.device, op, offset, len, data, flags, on_end).await;
+            if let Err(error) = done.result {
                 log::debug!("segment {segment} is used again as it is: {error}");
             }
             let mut state = self.state.lock();

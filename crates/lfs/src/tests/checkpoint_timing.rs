@@ -53,7 +53,7 @@ fn of_age(disk: &SimDisk) -> OpenOptions {
     OpenOptions { checkpoint_age: AGE, ..setup().options(&world) }
 }
 
-/// The content of the file after a power cut.
+/// The content of the file after a power loss.
 fn after_cut(disk: &SimDisk) -> Vec<u8> {
     let disk = disk.power_cut(1).in_world(SimWorld::new(2));
     let content = disk.world().run(async {

@@ -8,9 +8,9 @@ use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::{RealWorld, WorldRef};
-use forebay_block::target::LogDevice;
 use forebay_block::{BioOp, DeviceRef, RamDevice};
 use forebay_cache::{Config, PageCache};
+use forebay_testkit::target::LogDevice;
 use forebay_vfs::{
     Cookie, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Timestamp,
 };

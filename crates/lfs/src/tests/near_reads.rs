@@ -8,9 +8,9 @@ use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
-use forebay_block::target::{DelayDevice, DelayOptions, ErrorDevice, Fault, LogDevice, Record};
 use forebay_block::{BioFlags, BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
+use forebay_testkit::target::{DelayDevice, DelayOptions, ErrorDevice, Fault, LogDevice, Record};
 use forebay_vfs::{
     Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags,
     Privileges, Seek, SetAttr,

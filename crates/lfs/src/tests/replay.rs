@@ -32,7 +32,7 @@ async fn open(disk: &SimDisk, overlay_bytes: u64, read_only: bool) -> Result<Vol
     Volume::open(&device, &world, &options).await
 }
 
-/// A disk after a power cut, whose log has names and content of `count` files behind the
+/// A disk after a power loss, whose log has names and content of `count` files behind the
 /// checkpoint; and a place in that log, three quarters of the way.
 fn crashed(count: usize, inline_max: u32) -> (SimDisk, Place) {
     let (disk, place, _) = crashed_with(count, inline_max, 0, async |_, _| {});

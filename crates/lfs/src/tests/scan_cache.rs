@@ -6,9 +6,9 @@ use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef, split_mix};
 use forebay_base::{ErrorKind, IoFlags, Result};
-use forebay_block::target::LogDevice;
 use forebay_block::{BioOp, DeviceRef, RamDevice};
 use forebay_cache::{Config, PageCache};
+use forebay_testkit::target::LogDevice;
 use forebay_vfs::{
     Attr, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, SetAttr, SetXattr,
     Timestamp, XattrName,

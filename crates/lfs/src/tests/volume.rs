@@ -127,7 +127,7 @@ fn truncated_bytes_stay_zero_when_file_grows_after_power_loss() {
             assert!(read(&again, "cut").await.unwrap() == want);
             again.syncfs().await.unwrap();
             let last = open(&setup, &disk.power_cut(seed)).await.unwrap();
-            assert!(read(&last, "cut").await.unwrap() == want, "after another power cut");
+            assert!(read(&last, "cut").await.unwrap() == want, "after another power loss");
         });
         disk.world().stop();
     }

@@ -87,8 +87,9 @@ impl State {
         let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
         let entries = self.items.len() + 2 * self.map.change_count() + more.0;
         let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes() + more.1;
-        // Each changed leaf is rewritten with its path and a neighbour, and new leaves are half
-        // full.
+        // An estimate. A change rewrites its leaf and may merge that with a neighbour: two nodes
+        // for each, never more than the tree has. Inner nodes are few: `table_nodes` has those of
+        // one path. New leaves may be half full, so new items take twice their bytes.
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }
 

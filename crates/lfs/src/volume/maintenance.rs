@@ -96,7 +96,8 @@ pub(crate) struct Control {
     pub idle_at: Option<u64>,
 }
 
-/// The maintenance, see the module. It outlives the volume if its task does.
+/// What wakes the task of the maintenance, and what it decides by. Outlives the volume if the task
+/// does.
 pub(crate) struct Maintenance {
     pub control: Mutex<Control>,
     requests: Arc<Requests>,

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 /// How often one write requests space.
 const ROOM_ROUNDS: u32 = 4;
 
-/// An opener of a file, see the module. When it is dropped, it releases the inode.
+/// An opener of a file, with its flags. When it is dropped, it releases the inode.
 pub(crate) struct VolumeFile {
     inner: Arc<Inner>,
     ino: Ino,

@@ -223,7 +223,7 @@ fn raw_disk(seed: u64) -> SimDisk {
     SimDisk::new(SimWorld::new(seed), SimConfig { size: SIZE, ..SimConfig::default() })
 }
 
-/// Runs on the simulated disk, then checks many power cuts.
+/// Runs on the simulated disk, then checks many power losses.
 fn cut_rounds(seed: u64, disk: &SimDisk, config: Config) -> std::result::Result<(), Box<Mismatch>> {
     let mut runner = Runner::new(seed, config, vec![0; SIZE as usize]);
     let subject = Raw::new(disk.clone());

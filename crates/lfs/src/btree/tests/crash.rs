@@ -125,7 +125,7 @@ fn old_roots_read_after_any_power_loss() {
             flushed(&setup, &disk, &roots);
             break;
         }
-        assert!(disk.is_off(), "request {n}: only the power cut fails it");
+        assert!(disk.is_off(), "request {n}: only the power loss fails it");
         n += 1;
     }
     assert!(n > 12 && states > 1000 && torn > 10, "{n} requests, {states} states, {torn} torn");

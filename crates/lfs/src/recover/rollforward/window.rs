@@ -183,8 +183,8 @@ mod tests {
     use super::*;
     use crate::format::place::{Geometry, Seal};
     use forebay_base::task::block_on;
-    use forebay_block::target::error::{ErrorDevice, Fault};
     use forebay_block::{BioOp, BlockDevice, RamDevice};
+    use forebay_testkit::target::error::{ErrorDevice, Fault};
     use std::sync::Arc;
 
     const SEGMENT: u64 = 8 * MIB;

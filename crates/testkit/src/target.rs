@@ -1,5 +1,5 @@
-//! Decorators: devices on top of another device that change one property of it. For tests and for
-//! the command line.
+//! Decorators: devices on top of another device that change one property of it. For tests, those of
+//! the block layer included, and for benches.
 //!
 //! Invariants, for all of them: D1 a bio is passed on or completed, exactly once. D2 limits are
 //! those of the device below, read anew each time, with the decorator's own on top; the need for

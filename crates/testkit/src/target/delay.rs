@@ -5,12 +5,12 @@
 //! over (or when it arrives, if that is later). No request is served between those of a batch.
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef};
-use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{LocalQueue, block_on};
 use forebay_base::world::{Nanos, WorldRef};
+use forebay_block::bdev::{BlockDevice, DeviceRef};
+use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ impl DelayDevice {
 }
 
 impl BlockDevice for DelayDevice {
-    crate::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
+    forebay_block::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
 
     fn name(&self) -> String {
         format!("delay({})", self.lower.name())

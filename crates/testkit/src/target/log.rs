@@ -3,10 +3,10 @@
 //! Invariants: records are in the order of submission; at capacity the oldest are dropped. Lock
 //! rule: the records' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef};
-use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::sync::Mutex;
 use forebay_base::{ErrorKind, Result};
+use forebay_block::bdev::{BlockDevice, DeviceRef};
+use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ impl LogDevice {
 }
 
 impl BlockDevice for LogDevice {
-    crate::delegate_block_device!(
+    forebay_block::delegate_block_device!(
         [lower] limits size is_crowded wait_for_capacity extents attach_thread
     );
 

@@ -9,13 +9,13 @@
 //! touched between its submission and its completion. Lock rule: one shard at a time; none while a
 //! bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
-use crate::bio::{Bio, BioFlags, BioOp, Completion};
-use crate::check::check_bio;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use forebay_block::bio::{Bio, BioFlags, BioOp, Completion};
+use forebay_block::check::check_bio;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -246,7 +246,7 @@ impl ChecksumDevice {
 }
 
 impl BlockDevice for ChecksumDevice {
-    crate::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
+    forebay_block::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
 
     fn name(&self) -> String {
         format!("checksum({})", self.lower.name())

@@ -4,11 +4,11 @@
 //! device is dropped, held bios are still submitted at their time. Lock rule: the queue's lock is
 //! not held while a bio is passed on.
 
-use crate::bdev::DeviceRef;
-use crate::bio::Bio;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{Nanos, WorldRef};
+use forebay_block::bdev::DeviceRef;
+use forebay_block::bio::Bio;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 //! Invariant: a request that fails by injection does not reach the device below. Lock rule: the
 //! faults' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef};
-use crate::bio::{Bio, BioFlags, BioOp, verb};
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, Result};
+use forebay_block::bdev::{BlockDevice, DeviceRef};
+use forebay_block::bio::{Bio, BioFlags, BioOp, verb};
 use std::io;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub struct Fault {
 
 impl Default for Fault {
     fn default() -> Self {
-        Self { ops: Vec::new(), range: None, when: When::Always, sticky: false, errno: libc::EIO }
+        Self { ops: Vec::new(), range: None, when: When::Always, sticky: false, errno: rustix::io::Errno::IO.raw_os_error() }
     }
 }
 
@@ -135,7 +135,7 @@ impl ErrorDevice {
 }
 
 impl BlockDevice for ErrorDevice {
-    crate::delegate_block_device!(
+    forebay_block::delegate_block_device!(
         [lower] limits size is_crowded wait_for_capacity extents attach_thread
     );
 

@@ -3,11 +3,11 @@
 //! Invariant: units and alignments only become stricter than below, features only fewer. The need
 //! for stable writes may be forced either way, to measure its cost.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
-use crate::bio::{Bio, BioFlags, BioOp, verb};
-use crate::check::{check_bio, check_range};
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use forebay_block::bio::{Bio, BioFlags, BioOp, verb};
+use forebay_block::check::{check_bio, check_range};
 use std::sync::Arc;
 
 /// Limits to show instead; `None` shows the limit below. Sizes in bytes, powers of two.
@@ -98,7 +98,7 @@ impl LimitsDevice {
 }
 
 impl BlockDevice for LimitsDevice {
-    crate::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
+    forebay_block::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
 
     fn name(&self) -> String {
         format!("limits({})", self.lower.name())

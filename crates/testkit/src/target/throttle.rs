@@ -3,12 +3,12 @@
 //! Invariant: over any time t, at most `rate * (t + burst)` passes, plus one request.
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef};
-use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{LocalQueue, block_on};
 use forebay_base::world::{Nanos, WorldRef};
+use forebay_block::bdev::{BlockDevice, DeviceRef};
+use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ impl ThrottleDevice {
 }
 
 impl BlockDevice for ThrottleDevice {
-    crate::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
+    forebay_block::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
 
     fn name(&self) -> String {
         format!("throttle({})", self.lower.name())
