@@ -114,6 +114,8 @@ struct File {
     unsigned shm_shared, shm_exclusive;
     unsigned is_database : 1, sync_directory : 1, delete_on_close : 1;
     unsigned has_shm : 1, persist_wal : 1, powersafe : 1;
+    /* A log whose last sync failed: what it has behind the next write is in the way. */
+    unsigned is_log : 1, has_refused : 1;
     /* 0: no page is fetched. Otherwise only what PRAGMA mmap_size shows. */
     sqlite3_int64 fetch_limit;
     Fetched *fetched;

@@ -51,7 +51,7 @@ int failed(File *file, int64_t result, int code, const char *name) {
     else if (error == EUCLEAN && code == SQLITE_IOERR_READ)
         code = SQLITE_IOERR_DATA;
     else if ((error == ENOSPC || error == EDQUOT || error == EFBIG) &&
-             (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE))
+             (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE || code == SQLITE_IOERR_FSYNC))
         code = SQLITE_FULL;
     else if (error == ELOOP && code == SQLITE_CANTOPEN)
         code = SQLITE_CANTOPEN_SYMLINK;

@@ -69,6 +69,7 @@ static int open_new(File *file, const char *name, int flags) {
     int exists = !creates, result;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
+    file->is_log = (flags & SQLITE_OPEN_WAL) != 0;
     file->name = name;
     file->how = flags_of_open(flags);
     file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
