@@ -179,6 +179,8 @@ int store_has_moved(const File *file);
 
 /* The result for SQLite of a call of libforebay that failed: `code` unless errno says more. */
 int failed(File *file, int64_t result, int code, const char *name);
+/* As `failed`, of a system call. */
+int failed_on_host(int64_t result, int code, const char *name);
 
 /* lock.c */
 int lock_take(sqlite3_file *base, int level);

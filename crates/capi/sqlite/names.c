@@ -54,6 +54,8 @@ int store_delete(const char *name) {
     }
     if (result == -ENOENT)
         return SQLITE_IOERR_DELETE_NOENT;
+    if (result < 0 && !inner)
+        return failed_on_host(result, SQLITE_IOERR_DELETE, name);
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
 }
 
@@ -135,14 +137,14 @@ static int make_file(const char *name, mode_t mode, const struct stat *database,
         return SQLITE_OK;
     }
     if (file < 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, name);
+        return failed_on_host(-errno, SQLITE_CANTOPEN, name);
     if (database)
         result = take_owner(file, database);
     if (result < 0)
         unmake(name, file);
     close(file);
     *made = result < 0 ? MADE_REFUSED : MADE_NOW;
-    return result < 0 ? failed(NULL, result, SQLITE_PERM, name) : SQLITE_OK;
+    return result < 0 ? failed_on_host(result, SQLITE_PERM, name) : SQLITE_OK;
 }
 
 /*
@@ -155,7 +157,7 @@ int store_make_file(const char *name, const char *database, Made *made) {
     int result;
     *made = MADE_NOT;
     if (database && stat(database, &found) != 0)
-        return failed(NULL, -errno, SQLITE_IOERR_FSTAT, database);
+        return failed_on_host(-errno, SQLITE_IOERR_FSTAT, database);
     turn_take(&turn, name);
     if (database)
         result = make_file(name, found.st_mode & 0777, &found, made);
@@ -241,6 +243,8 @@ int store_sync_directory(const char *name) {
     last[last == folder] = 0;
     result = inner ? sync_in(name, folder) : sync_host(folder);
     free(folder);
+    if (result < 0 && !inner)
+        return failed_on_host(result, SQLITE_IOERR_DIR_FSYNC, name);
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DIR_FSYNC, name) : SQLITE_OK;
 }
 

@@ -42,24 +42,41 @@ static struct {
     Node *parents;
 } all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, {0, 0}, NULL, NULL, NULL};
 
+/* The result for SQLite of a call that failed: `code` unless its errno says more. */
+static int code_of(int error, int code) {
+    const int is_of_space = code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE ||
+                            code == SQLITE_IOERR_FSYNC;
+    if (error == ENOMEM)
+        return SQLITE_IOERR_NOMEM;
+    if (error == EUCLEAN && code == SQLITE_IOERR_READ)
+        return SQLITE_IOERR_DATA;
+    if ((error == ENOSPC || error == EDQUOT || error == EFBIG) && is_of_space)
+        return SQLITE_FULL;
+    if (error == ELOOP && code == SQLITE_CANTOPEN)
+        return SQLITE_CANTOPEN_SYMLINK;
+    if (error == EBUSY && (code == SQLITE_CANTOPEN || code == SQLITE_IOERR_ACCESS))
+        return SQLITE_BUSY;
+    return code;
+}
+
+static int logged(int code, int error, const char *name, const char *text) {
+    if (code != SQLITE_BUSY && !(code == SQLITE_CANTOPEN && error == ENOENT))
+        sqlite3_log(code, "forebay: %s: %s", name, text);
+    return code;
+}
+
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
+    /* These two are of this VFS, see open_store, identity and hold_node: libforebay has no text. */
+    int is_own = error == ENOMEM || error == ENOSYS;
     if (file)
         file->last_errno = error;
-    if (error == ENOMEM)
-        code = SQLITE_IOERR_NOMEM;
-    else if (error == EUCLEAN && code == SQLITE_IOERR_READ)
-        code = SQLITE_IOERR_DATA;
-    else if ((error == ENOSPC || error == EDQUOT || error == EFBIG) &&
-             (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE || code == SQLITE_IOERR_FSYNC))
-        code = SQLITE_FULL;
-    else if (error == ELOOP && code == SQLITE_CANTOPEN)
-        code = SQLITE_CANTOPEN_SYMLINK;
-    else if (error == EBUSY && (code == SQLITE_CANTOPEN || code == SQLITE_IOERR_ACCESS))
-        code = SQLITE_BUSY;
-    if (code != SQLITE_BUSY && !(code == SQLITE_CANTOPEN && error == ENOENT))
-        sqlite3_log(code, "forebay: %s: %s", name, fby_last_error());
-    return code;
+    return logged(code_of(error, code), error, name, is_own ? strerror(error) : fby_last_error());
+}
+
+int failed_on_host(int64_t result, int code, const char *name) {
+    int error = (int)-result;
+    return logged(code_of(error, code), error, name, strerror(error));
 }
 
 /*
@@ -176,13 +193,20 @@ static uint64_t bytes_of(const char *text) {
     return *end || value > (UINT64_MAX >> shift) ? 0 : (uint64_t)value << shift;
 }
 
+/* Never SQLITE_BUSY, by which an opener knows that another process has the file. */
+static int has_no_budget(uint64_t bytes) {
+    sqlite3_log(SQLITE_CANTOPEN, "forebay: budget of %llu bytes: %s", (unsigned long long)bytes,
+                fby_last_error());
+    return SQLITE_CANTOPEN;
+}
+
 static int make_cache(uint64_t bytes) {
     fby_cache_config config;
-    int result;
     memset(&config, 0, sizeof config);
     config.budget = bytes ? bytes : BUDGET_DEFAULT;
-    result = fby_cache_create(&config, sizeof config, &all.cache);
-    return result < 0 ? failed(NULL, result, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
+    if (fby_cache_create(&config, sizeof config, &all.cache) < 0)
+        return has_no_budget(config.budget);
+    return SQLITE_OK;
 }
 
 static int resize_cache(fby_cache *cache, uint64_t bytes) {
@@ -190,7 +214,7 @@ static int resize_cache(fby_cache *cache, uint64_t bytes) {
     int64_t got = fby_cache_stats(cache, &now, sizeof now);
     if (got >= 0 && now.budget_bytes != bytes)
         got = fby_cache_resize(cache, bytes);
-    return got < 0 ? failed(NULL, got, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
+    return got < 0 ? has_no_budget(bytes) : SQLITE_OK;
 }
 
 int store_enter(const char *budget) {

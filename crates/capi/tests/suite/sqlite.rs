@@ -79,6 +79,11 @@ fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
 }
 
+#[test]
+fn sqlite_budget_that_cannot_be_set_refuses_the_open() {
+    sanitized("sqlite_budget");
+}
+
 /// A small file system, unmounted when dropped.
 struct Small(PathBuf);
 
