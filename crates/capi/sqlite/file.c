@@ -18,6 +18,8 @@ static int close_file(sqlite3_file *base) {
     lock_release(base, SQLITE_LOCK_NONE);
     if (file->file)
         result = store_close(file);
+    else
+        store_end_wait(file);
     if (file->delete_on_close)
         store_delete(file->name);
     return result;

@@ -65,13 +65,18 @@ static int logged(int code, int error, const char *name, const char *text) {
     return code;
 }
 
+/* For three of them libforebay has no text: see open_store, hold_node, identity, store_hold. */
+static const char *text_of(int error) {
+    if (error == EXDEV)
+        return "its volume is not open in this process";
+    return error == ENOMEM || error == ENOSYS ? strerror(error) : fby_last_error();
+}
+
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
-    /* These two are of this VFS, see open_store, identity and hold_node: libforebay has no text. */
-    int is_own = error == ENOMEM || error == ENOSYS;
     if (file)
         file->last_errno = error;
-    return logged(code_of(error, code), error, name, is_own ? strerror(error) : fby_last_error());
+    return logged(code_of(error, code), error, name, text_of(error));
 }
 
 int failed_on_host(int64_t result, int code, const char *name) {
@@ -241,7 +246,7 @@ int store_enter(const char *budget) {
 }
 
 int forebay_sqlite_use_cache(fby_cache *cache) {
-    int result = store_watch_forks();
+    int result = cache ? store_watch_forks() : SQLITE_MISUSE;
     if (result != SQLITE_OK)
         return result;
     result = SQLITE_BUSY;
@@ -308,6 +313,11 @@ static int open_store(fby_cache *cache, const char *image, size_t length, int is
     memset(&how, 0, sizeof how);
     how.direct_io = is_buffered ? FBY_DIRECT_IO_OFF : FBY_DIRECT_IO_AUTO;
     result = fby_volume_open(cache, store->image, &how, sizeof how, &store->volume);
+    if (result == -EACCES || result == -EPERM || result == -EROFS) {
+        /* An image that may not be written is opened for reading. */
+        how.flags = FBY_VOLUME_READ_ONLY;
+        result = fby_volume_open(cache, store->image, &how, sizeof how, &store->volume);
+    }
     if (result < 0)
         free(store);
     else
@@ -315,7 +325,7 @@ static int open_store(fby_cache *cache, const char *image, size_t length, int is
     return result < 0 ? result : 0;
 }
 
-int store_hold(const char *name, int is_buffered, Store **held) {
+int store_hold(const char *name, Hold how, Store **held) {
     size_t length = (size_t)(inner_of(name) - 1 - name);
     fby_cache *cache;
     Store *store;
@@ -326,13 +336,13 @@ int store_hold(const char *name, int is_buffered, Store **held) {
     *held = store = store_of(name, length);
     if (store)
         store->users++;
-    else
+    else if (how != HOLD_OPEN)
         begin_turn(&turn, name, length);
     cache = all.cache;
     unlock_all();
-    if (store)
-        return 0;
-    result = open_store(cache, name, length, is_buffered, &store);
+    if (store || how == HOLD_OPEN)
+        return store ? 0 : -EXDEV;
+    result = open_store(cache, name, length, how == HOLD_OR_OPEN_BUFFERED, &store);
     lock_all();
     if (result == 0) {
         store->next = all.stores;
@@ -504,6 +514,25 @@ static int open_as_allowed(File *file, fby_cache *cache) {
     return result;
 }
 
+static int store_is_waiting(const File *file) {
+    return file->is_waiting && store_is_this_process(file->process);
+}
+
+void store_wait(File *file) {
+    lock_all();
+    file->is_waiting = 1;
+    file->process = all.process;
+    all.files++;
+    unlock_all();
+}
+
+void store_end_wait(const File *file) {
+    lock_all();
+    if (store_is_waiting(file))
+        all.files--;
+    unlock_all();
+}
+
 /* The caller has the turn of the name of a host file, or holds the volume. */
 static int open_held(File *file, fby_cache *cache) {
     uint64_t dev, ino;
@@ -514,7 +543,9 @@ static int open_held(File *file, fby_cache *cache) {
     if (result == 0) {
         lock_all();
         result = hold_node(file, dev, ino);
-        all.files += result == 0;
+        if (result == 0 && !store_is_waiting(file))
+            all.files++;
+        file->is_waiting = file->is_waiting && result != 0;
         file->process = all.process;
         unlock_all();
     }
@@ -534,8 +565,9 @@ static int open_on_host(File *file) {
 }
 
 static int open_in_volume(File *file) {
-    int is_buffered = !sqlite3_uri_boolean(file->name, "direct_io", 1);
-    int result = store_hold(file->name, is_buffered, &file->store);
+    int is_direct = sqlite3_uri_boolean(file->name, "direct_io", 1);
+    Hold how = !file->is_database ? HOLD_OPEN : is_direct ? HOLD_OR_OPEN : HOLD_OR_OPEN_BUFFERED;
+    int result = store_hold(file->name, how, &file->store);
     if (result < 0)
         return result;
     result = open_held(file, NULL);
