@@ -1,7 +1,8 @@
 //! The lock on a file, which excludes a second process, and waiting for it.
 //!
 //! The lock belongs to the open file description (OFD lock), so it lasts as long as the last
-//! reference. Each request in flight holds such a reference. After a kill -9 the lock may therefore
+//! reference, or until the opener's process releases it after the last request. Each request in
+//! flight holds such a reference. After a kill -9 the lock may therefore
 //! outlive the process: the system still has to end its requests and to take its io_uring down. A
 //! restart at once must wait for that, and not fail. So an opener that finds the file locked
 //! searches for a living process that holds the lock. If there is one the opener fails; else it
