@@ -145,6 +145,27 @@ mod tests {
         assert!(!keeps_out("pos:\t0\nino:\t77\n", 77, true));
     }
 
+    /// A copy of the descriptor is what a child of fork(2) has.
+    #[test]
+    fn f1_lock_ends_with_the_file_in_its_opener_and_not_in_a_child() {
+        use crate::file::inner::Inner;
+        let path = std::env::temp_dir().join(format!("forebay-unlock-{}", std::process::id()));
+        let create_size = Some(4096);
+        let options = FileOptions { create_size, lock_wait: Duration::ZERO, ..Default::default() };
+        for is_child in [false, true] {
+            let mut file = Inner::open(&path, &options).unwrap();
+            let copy = file.buffered.try_clone().unwrap();
+            if is_child {
+                file.opener = 0;
+            }
+            drop(file);
+            let again = Inner::open(&path, &options).map(drop);
+            assert_eq!(again.is_ok(), !is_child, "{again:?}");
+            drop(copy);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
     #[test]
     fn is_living_true_for_self_only() {
         assert!(is_living(std::process::id()));
