@@ -8,6 +8,7 @@
  *   fetch.c  pages without a copy
  *   store.c  the cache, volumes, and how a file of either kind is opened
  *   names.c  attributes, access, deletion and syncs of folders, by name
+ *   error.c  results of calls that failed
  *
  * Invariants:
  *   excl    While a database is open, libforebay holds a lock of its open file description on all
@@ -189,6 +190,7 @@ int store_access(const char *name, int flags, Hold how, int *result);
 int store_sync_directory(const char *name);
 int store_has_moved(const File *file);
 
+/* error.c */
 /* The result for SQLite of a call of libforebay that failed: `code` unless errno says more. */
 int failed(File *file, int64_t result, int code, const char *name);
 /* As `failed`, of a system call. */
