@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: install package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
+.PHONY: install library package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
 
 help:
 	@echo "make run        the main job: an image served to real clients, a volume, a mount; SQLite during a backup; quick benches and their page"
@@ -21,6 +21,7 @@ help:
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make build      the programs, optimised: forebay, and forebay-lab with benches and crash test"
 	@echo "make package    static binaries and Debian packages of both, in dist of the target folder"
+	@echo "make library    the C library, built and not installed: \`sudo scripts/install-c target/release\` does that without cargo"
 	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3), libforebay_sqlite.so"
 	@echo "make bench      the benches in full, some hours, and their page"
 
@@ -86,8 +87,10 @@ package: setup
 	scripts/package
 
 # Without the rlib, which keeps cargo from optimising across crates.
-install:
+library:
 	$(CARGO) rustc --release --locked --package forebay-capi --lib --crate-type cdylib,staticlib
+
+install: library
 	scripts/install-c $(TARGET)/release
 
 requires: setup

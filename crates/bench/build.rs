@@ -3,7 +3,8 @@
 
 fn main() {
     let folder = "../capi/sqlite";
-    let sources = ["fetch.c", "file.c", "lock.c", "names.c", "shm.c", "store.c", "vfs.c"];
+    let sources =
+        ["error.c", "fetch.c", "file.c", "lock.c", "names.c", "shm.c", "store.c", "vfs.c"];
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed={folder}");
     println!("cargo:rerun-if-changed=../capi/forebay.h");

@@ -575,8 +575,9 @@ int fby_cache_close(fby_cache *cache);
 /**
  * Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
  * O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_NOFOLLOW,
- * O_CLOEXEC (which is always so). -EBUSY if another process or cache has it open: it is locked
- * until it is closed.
+ * O_CLOEXEC (which is always so). O_WRONLY needs the right to read the file, too: one that may only
+ * be written is -EACCES. O_CREAT and O_TRUNC need writing: with O_RDONLY they are -EINVAL. -EBUSY
+ * if another process or cache has it open: it is locked until it is closed.
  *
  * # Safety
  * `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a
@@ -616,7 +617,8 @@ int fby_close(fby_file *file);
 
 /**
  * Reads at `offset` into the buffers in turn. Returns the bytes read: fewer than asked only at the
- * end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
+ * end of the file, or if an error came after the first bytes. Each buffer is a read of its own:
+ * several may see a part of another thread's write. `flags`: FBY_RWF_DONTCACHE,
  * FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
  *
  * Cached reads of a sequential stream, and those at offset 0, read ahead: up to `readahead_max`
@@ -634,8 +636,10 @@ int64_t fby_preadv2(fby_file *file,
 
 /**
  * Writes the buffers in turn at `offset`, into the cache. Returns the bytes written: fewer than
- * asked only if space ran out, or if an error came after the first bytes. One request up to 1 MiB,
- * and an append of any length, is one step to other readers and writers. `flags`: all of FBY_RWF_.
+ * asked only if space ran out, with FBY_RWF_NOWAIT, or if an error came after the first bytes. One
+ * request up to 1 MiB, and an append, is one step to other readers and writers. An append of
+ * several buffers gathers them in memory outside the budget: -ENOMEM if they are longer than it.
+ * `flags`: all of FBY_RWF_.
  *
  * # Safety
  * `file` is an open file, `iov` has `iovcnt` elements, whose memory does not change meanwhile.
@@ -657,8 +661,8 @@ int64_t fby_pwritev2(fby_file *file,
 int64_t fby_append(fby_file *file, const void *buf, size_t len, uint32_t flags);
 
 /**
- * Makes all data and metadata of the file durable. After an error no later sync succeeds while
- * bytes that were accepted are not durable.
+ * Makes all data and metadata of the file durable. After an error no later sync of this handle
+ * succeeds while bytes that were accepted are not durable.
  *
  * # Safety
  * `file` is an open file.

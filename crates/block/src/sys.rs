@@ -211,6 +211,11 @@ pub(crate) fn lock_file(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
     set_lock(fd, lock_kind(write), 0)
 }
 
+/// Releases the lock on all of the file, or on the part that the open file description has.
+pub(crate) fn unlock_file(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set_lock(fd, libc::F_UNLCK, 0)
+}
+
 /// Splits the lock of `first`, which covers the full file, with another open file description of
 /// it. An opener that locks the full file fails until both are closed. Fails as [`lock_file`];
 /// `first` alone then refuses other openers.

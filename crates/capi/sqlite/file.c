@@ -18,6 +18,8 @@ static int close_file(sqlite3_file *base) {
     lock_release(base, SQLITE_LOCK_NONE);
     if (file->file)
         result = store_close(file);
+    else
+        store_end_wait(file);
     if (file->delete_on_close)
         store_delete(file->name);
     return result;
@@ -46,9 +48,28 @@ static int read_file(sqlite3_file *base, void *buf, int bytes, sqlite3_int64 off
     return SQLITE_IOERR_SHORT_READ;
 }
 
+/*
+ * The cache accepts a log of any size, and only its sync finds that the host has no space. The
+ * transaction is refused then, but its frames stay dirty, and each later sync would fail by them.
+ * SQLite syncs a log at the end of a transaction, after a new header, and before a checkpoint. So
+ * the next write is the first one of a transaction, or that header again. It comes behind the last
+ * committed frame, or at the start of a log that is in the database as a whole. Nothing behind it
+ * is needed.
+ */
+static int drop_refused(File *file, sqlite3_int64 offset) {
+    int result = fby_ftruncate(file->file, offset);
+    if (result < 0)
+        return failed(file, result, SQLITE_IOERR_WRITE, file->name);
+    file->has_refused = 0;
+    return SQLITE_OK;
+}
+
 static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
     File *file = (File *)base;
     struct iovec rest = {(void *)(uintptr_t)buf, (size_t)bytes};
+    int result = file->has_refused ? drop_refused(file, offset) : SQLITE_OK;
+    if (result != SQLITE_OK)
+        return result;
     while (rest.iov_len > 0) {
         int64_t wrote = fby_pwritev2(file->file, &rest, 1, offset, 0);
         if (wrote < 0)
@@ -76,6 +97,7 @@ static int sync_file(sqlite3_file *base, int flags) {
     File *file = (File *)base;
     int result = fby_fdatasync(file->file);
     (void)flags;
+    file->has_refused = result < 0 && file->is_log;
     if (result < 0)
         return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
     if (file->sync_directory) {

@@ -23,7 +23,8 @@ int forebay_sqlite_register(int make_default);
 
 /*
  * Files are opened on this cache, and the parameter `budget` of names has no effect. SQLITE_BUSY if
- * the VFS has a cache already. The caller closes it, after forebay_sqlite_shutdown().
+ * the VFS has a cache already, SQLITE_MISUSE for NULL. The caller closes it, after
+ * forebay_sqlite_shutdown().
  */
 int forebay_sqlite_use_cache(fby_cache *cache);
 
@@ -31,8 +32,8 @@ int forebay_sqlite_use_cache(fby_cache *cache);
 fby_cache *forebay_sqlite_cache(void);
 
 /*
- * Closes the cache that the VFS made, and gives its memory back. SQLITE_BUSY while a file is open.
- * Without this call the cache lives as long as the process.
+ * Closes the cache that the VFS made, and gives its memory back. SQLITE_BUSY while a connection
+ * is open, also one whose database another process has. Without this call the cache lives as long as the process.
  */
 int forebay_sqlite_shutdown(void);
 

@@ -8,6 +8,7 @@
  *   fetch.c  pages without a copy
  *   store.c  the cache, volumes, and how a file of either kind is opened
  *   names.c  attributes, access, deletion and syncs of folders, by name
+ *   error.c  results of calls that failed
  *
  * Invariants:
  *   excl    While a database is open, libforebay holds a lock of its open file description on all
@@ -107,13 +108,17 @@ struct File {
     fby_file *file;
     Store *store;
     Node *node;
-    /* That opened `file`. */
+    /* That opened `file`, or waits for it. */
     Process process;
     int level;
     int last_errno;
     unsigned shm_shared, shm_exclusive;
     unsigned is_database : 1, sync_directory : 1, delete_on_close : 1;
     unsigned has_shm : 1, persist_wal : 1, powersafe : 1;
+    /* A log whose last sync failed: what it has behind the next write is in the way. */
+    unsigned is_log : 1, has_refused : 1;
+    /* Another process has the file; the connection counts as a user of the cache. */
+    unsigned is_waiting : 1;
     /* 0: no page is fetched. Otherwise only what PRAGMA mmap_size shows. */
     sqlite3_int64 fetch_limit;
     Fetched *fetched;
@@ -136,8 +141,14 @@ const char *inner_of(const char *name);
 /* Waits until no other thread opens or closes a file of this name. The cache, or NULL. */
 fby_cache *turn_take(Turn *turn, const char *name);
 void turn_end(const Turn *turn);
-/* The volume that a name is in, opened unless it is: -errno, or one user more. */
-int store_hold(const char *name, int is_buffered, Store **held);
+/*
+ * Whether the image of a name is opened unless it is open. Only a database opens one. SQLite takes
+ * the name of a super-journal from a hot journal, which may have come with a database that is not
+ * trusted: it must not open, and recover, any image that it names.
+ */
+typedef enum { HOLD_OPEN, HOLD_OR_OPEN, HOLD_OR_OPEN_BUFFERED } Hold;
+/* The volume that a name is in: -errno, -EXDEV if it is not open, or one user more. */
+int store_hold(const char *name, Hold how, Store **held);
 int store_end(Store *store);
 /* Whether a file of the host was ever closed with dirty data that could not be written. */
 int store_has_failed_close(void);
@@ -146,6 +157,9 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+/* The file is opened later, and the cache stays until then. store_end_wait if it is not. */
+void store_wait(File *file);
+void store_end_wait(const File *file);
 /*
  * Whether a parent process opened the file. Its node is not locked then: another thread may have
  * held the lock at fork(2), and that thread is not in this process.
@@ -171,12 +185,16 @@ void store_take_mode(File *file, const char *database);
  */
 int store_make_file(const char *name, const char *database, Made *made);
 int store_delete(const char *name);
-int store_access(const char *name, int flags, int *result);
+/* A name in an image that is not open: an error, unless `how` says that it is opened. */
+int store_access(const char *name, int flags, Hold how, int *result);
 int store_sync_directory(const char *name);
 int store_has_moved(const File *file);
 
+/* error.c */
 /* The result for SQLite of a call of libforebay that failed: `code` unless errno says more. */
 int failed(File *file, int64_t result, int code, const char *name);
+/* As `failed`, of a system call. */
+int failed_on_host(int64_t result, int code, const char *name);
 
 /* lock.c */
 int lock_take(sqlite3_file *base, int level);

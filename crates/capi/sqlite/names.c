@@ -41,7 +41,7 @@ int store_delete(const char *name) {
     if (store_is_journal_of_parent(name))
         return SQLITE_IOERR_DELETE;
     if (inner) {
-        result = store_hold(name, 0, &store);
+        result = store_hold(name, HOLD_OPEN, &store);
         if (result == 0) {
             result = fby_unlink(store->volume, inner);
             store_end(store);
@@ -54,6 +54,8 @@ int store_delete(const char *name) {
     }
     if (result == -ENOENT)
         return SQLITE_IOERR_DELETE_NOENT;
+    if (result < 0 && !inner)
+        return failed_on_host(result, SQLITE_IOERR_DELETE, name);
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
 }
 
@@ -75,9 +77,9 @@ static int64_t cached_size(const char *name) {
     return size;
 }
 
-static int64_t attributes_in(const char *name, fby_attr *attr) {
+static int64_t attributes_in(const char *name, Hold how, fby_attr *attr) {
     Store *store;
-    int64_t got = store_hold(name, 0, &store);
+    int64_t got = store_hold(name, how, &store);
     if (got == 0) {
         got = fby_stat(store->volume, inner_of(name), 0, attr, sizeof *attr);
         store_end(store);
@@ -87,7 +89,7 @@ static int64_t attributes_in(const char *name, fby_attr *attr) {
 
 void store_take_mode(File *file, const char *database) {
     fby_attr attr;
-    if (attributes_in(database, &attr) >= 0)
+    if (attributes_in(database, HOLD_OPEN, &attr) >= 0)
         file->mode = attr.mode & 0777;
 }
 
@@ -135,14 +137,14 @@ static int make_file(const char *name, mode_t mode, const struct stat *database,
         return SQLITE_OK;
     }
     if (file < 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, name);
+        return failed_on_host(-errno, SQLITE_CANTOPEN, name);
     if (database)
         result = take_owner(file, database);
     if (result < 0)
         unmake(name, file);
     close(file);
     *made = result < 0 ? MADE_REFUSED : MADE_NOW;
-    return result < 0 ? failed(NULL, result, SQLITE_PERM, name) : SQLITE_OK;
+    return result < 0 ? failed_on_host(result, SQLITE_PERM, name) : SQLITE_OK;
 }
 
 /*
@@ -155,7 +157,7 @@ int store_make_file(const char *name, const char *database, Made *made) {
     int result;
     *made = MADE_NOT;
     if (database && stat(database, &found) != 0)
-        return failed(NULL, -errno, SQLITE_IOERR_FSTAT, database);
+        return failed_on_host(-errno, SQLITE_IOERR_FSTAT, database);
     turn_take(&turn, name);
     if (database)
         result = make_file(name, found.st_mode & 0777, &found, made);
@@ -165,9 +167,9 @@ int store_make_file(const char *name, const char *database, Made *made) {
     return result;
 }
 
-static int access_in(const char *name, int flags, int *result) {
+static int access_in(const char *name, int flags, Hold how, int *result) {
     fby_attr attr;
-    int64_t got = attributes_in(name, &attr);
+    int64_t got = attributes_in(name, how, &attr);
     *result = got >= 0 && (flags != SQLITE_ACCESS_EXISTS || !S_ISREG(attr.mode) || attr.size > 0);
     if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
         return SQLITE_OK;
@@ -175,12 +177,12 @@ static int access_in(const char *name, int flags, int *result) {
 }
 
 /* An empty file counts as none: it is a journal whose transaction is over. */
-int store_access(const char *name, int flags, int *result) {
+int store_access(const char *name, int flags, Hold how, int *result) {
     struct stat found;
     int64_t size = 0;
     *result = 0;
     if (inner_of(name))
-        return access_in(name, flags, result);
+        return access_in(name, flags, how, result);
     if (flags != SQLITE_ACCESS_EXISTS) {
         *result = access(name, R_OK | (flags == SQLITE_ACCESS_READWRITE ? W_OK : 0)) == 0;
         return SQLITE_OK;
@@ -200,7 +202,7 @@ int store_access(const char *name, int flags, int *result) {
 static int sync_in(const char *name, const char *folder) {
     Store *store;
     fby_file *file;
-    int result = store_hold(name, 0, &store);
+    int result = store_hold(name, HOLD_OPEN, &store);
     if (result < 0)
         return result;
     result = fby_open_in(store->volume, folder, O_RDONLY, NULL, 0, &file);
@@ -241,6 +243,8 @@ int store_sync_directory(const char *name) {
     last[last == folder] = 0;
     result = inner ? sync_in(name, folder) : sync_host(folder);
     free(folder);
+    if (result < 0 && !inner)
+        return failed_on_host(result, SQLITE_IOERR_DIR_FSYNC, name);
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DIR_FSYNC, name) : SQLITE_OK;
 }
 

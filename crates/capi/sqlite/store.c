@@ -42,26 +42,6 @@ static struct {
     Node *parents;
 } all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, {0, 0}, NULL, NULL, NULL};
 
-int failed(File *file, int64_t result, int code, const char *name) {
-    int error = (int)-result;
-    if (file)
-        file->last_errno = error;
-    if (error == ENOMEM)
-        code = SQLITE_IOERR_NOMEM;
-    else if (error == EUCLEAN && code == SQLITE_IOERR_READ)
-        code = SQLITE_IOERR_DATA;
-    else if ((error == ENOSPC || error == EDQUOT || error == EFBIG) &&
-             (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE))
-        code = SQLITE_FULL;
-    else if (error == ELOOP && code == SQLITE_CANTOPEN)
-        code = SQLITE_CANTOPEN_SYMLINK;
-    else if (error == EBUSY && (code == SQLITE_CANTOPEN || code == SQLITE_IOERR_ACCESS))
-        code = SQLITE_BUSY;
-    if (code != SQLITE_BUSY && !(code == SQLITE_CANTOPEN && error == ENOENT))
-        sqlite3_log(code, "forebay: %s: %s", name, fby_last_error());
-    return code;
-}
-
 /*
  * fork(2) calls this in a child, which has one thread then. What the parent made is of no use
  * there, and none of its memory is freed.
@@ -176,13 +156,20 @@ static uint64_t bytes_of(const char *text) {
     return *end || value > (UINT64_MAX >> shift) ? 0 : (uint64_t)value << shift;
 }
 
+/* Never SQLITE_BUSY, by which an opener knows that another process has the file. */
+static int has_no_budget(uint64_t bytes) {
+    sqlite3_log(SQLITE_CANTOPEN, "forebay: budget of %llu bytes: %s", (unsigned long long)bytes,
+                fby_last_error());
+    return SQLITE_CANTOPEN;
+}
+
 static int make_cache(uint64_t bytes) {
     fby_cache_config config;
-    int result;
     memset(&config, 0, sizeof config);
     config.budget = bytes ? bytes : BUDGET_DEFAULT;
-    result = fby_cache_create(&config, sizeof config, &all.cache);
-    return result < 0 ? failed(NULL, result, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
+    if (fby_cache_create(&config, sizeof config, &all.cache) < 0)
+        return has_no_budget(config.budget);
+    return SQLITE_OK;
 }
 
 static int resize_cache(fby_cache *cache, uint64_t bytes) {
@@ -190,7 +177,7 @@ static int resize_cache(fby_cache *cache, uint64_t bytes) {
     int64_t got = fby_cache_stats(cache, &now, sizeof now);
     if (got >= 0 && now.budget_bytes != bytes)
         got = fby_cache_resize(cache, bytes);
-    return got < 0 ? failed(NULL, got, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
+    return got < 0 ? has_no_budget(bytes) : SQLITE_OK;
 }
 
 int store_enter(const char *budget) {
@@ -217,7 +204,7 @@ int store_enter(const char *budget) {
 }
 
 int forebay_sqlite_use_cache(fby_cache *cache) {
-    int result = store_watch_forks();
+    int result = cache ? store_watch_forks() : SQLITE_MISUSE;
     if (result != SQLITE_OK)
         return result;
     result = SQLITE_BUSY;
@@ -284,6 +271,11 @@ static int open_store(fby_cache *cache, const char *image, size_t length, int is
     memset(&how, 0, sizeof how);
     how.direct_io = is_buffered ? FBY_DIRECT_IO_OFF : FBY_DIRECT_IO_AUTO;
     result = fby_volume_open(cache, store->image, &how, sizeof how, &store->volume);
+    if (result == -EACCES || result == -EPERM || result == -EROFS) {
+        /* An image that may not be written is opened for reading. */
+        how.flags = FBY_VOLUME_READ_ONLY;
+        result = fby_volume_open(cache, store->image, &how, sizeof how, &store->volume);
+    }
     if (result < 0)
         free(store);
     else
@@ -291,7 +283,7 @@ static int open_store(fby_cache *cache, const char *image, size_t length, int is
     return result < 0 ? result : 0;
 }
 
-int store_hold(const char *name, int is_buffered, Store **held) {
+int store_hold(const char *name, Hold how, Store **held) {
     size_t length = (size_t)(inner_of(name) - 1 - name);
     fby_cache *cache;
     Store *store;
@@ -302,13 +294,13 @@ int store_hold(const char *name, int is_buffered, Store **held) {
     *held = store = store_of(name, length);
     if (store)
         store->users++;
-    else
+    else if (how != HOLD_OPEN)
         begin_turn(&turn, name, length);
     cache = all.cache;
     unlock_all();
-    if (store)
-        return 0;
-    result = open_store(cache, name, length, is_buffered, &store);
+    if (store || how == HOLD_OPEN)
+        return store ? 0 : -EXDEV;
+    result = open_store(cache, name, length, how == HOLD_OR_OPEN_BUFFERED, &store);
     lock_all();
     if (result == 0) {
         store->next = all.stores;
@@ -480,6 +472,25 @@ static int open_as_allowed(File *file, fby_cache *cache) {
     return result;
 }
 
+static int store_is_waiting(const File *file) {
+    return file->is_waiting && store_is_this_process(file->process);
+}
+
+void store_wait(File *file) {
+    lock_all();
+    file->is_waiting = 1;
+    file->process = all.process;
+    all.files++;
+    unlock_all();
+}
+
+void store_end_wait(const File *file) {
+    lock_all();
+    if (store_is_waiting(file))
+        all.files--;
+    unlock_all();
+}
+
 /* The caller has the turn of the name of a host file, or holds the volume. */
 static int open_held(File *file, fby_cache *cache) {
     uint64_t dev, ino;
@@ -490,7 +501,9 @@ static int open_held(File *file, fby_cache *cache) {
     if (result == 0) {
         lock_all();
         result = hold_node(file, dev, ino);
-        all.files += result == 0;
+        if (result == 0 && !store_is_waiting(file))
+            all.files++;
+        file->is_waiting = file->is_waiting && result != 0;
         file->process = all.process;
         unlock_all();
     }
@@ -510,8 +523,9 @@ static int open_on_host(File *file) {
 }
 
 static int open_in_volume(File *file) {
-    int is_buffered = !sqlite3_uri_boolean(file->name, "direct_io", 1);
-    int result = store_hold(file->name, is_buffered, &file->store);
+    int is_direct = sqlite3_uri_boolean(file->name, "direct_io", 1);
+    Hold how = !file->is_database ? HOLD_OPEN : is_direct ? HOLD_OR_OPEN : HOLD_OR_OPEN_BUFFERED;
+    int result = store_hold(file->name, how, &file->store);
     if (result < 0)
         return result;
     result = open_held(file, NULL);

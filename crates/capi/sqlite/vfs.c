@@ -43,10 +43,11 @@ static int is_name_durable(const File *file, int flags, int exists) {
 static int make_new(File *file, int flags, int *exists) {
     const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
     const char *database = flags & journal ? sqlite3_filename_database(file->name) : NULL;
+    const Hold how = file->is_database ? HOLD_OR_OPEN : HOLD_OPEN;
     Made made;
     int result;
     if (store_is_in_volume(file->name)) {
-        result = store_access(file->name, SQLITE_ACCESS_READ, exists);
+        result = store_access(file->name, SQLITE_ACCESS_READ, how, exists);
         if (database && !*exists)
             store_take_mode(file, database);
         return result;
@@ -69,6 +70,7 @@ static int open_new(File *file, const char *name, int flags) {
     int exists = !creates, result;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
+    file->is_log = (flags & SQLITE_OPEN_WAL) != 0;
     file->name = name;
     file->how = flags_of_open(flags);
     file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
@@ -193,8 +195,10 @@ static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, in
     memset(file, 0, sizeof *file);
     result = open_new(file, name, flags);
     if (result == SQLITE_BUSY && file->is_database && !sqlite3_uri_boolean(name, "immutable", 0) &&
-        !sqlite3_uri_boolean(name, "nolock", 0))
-        result = SQLITE_OK; /* xLock tries again. */
+        !sqlite3_uri_boolean(name, "nolock", 0)) {
+        store_wait(file); /* xLock tries again. */
+        result = SQLITE_OK;
+    }
     if (result != SQLITE_OK)
         return result;
     base->pMethods = &forebay_methods;
@@ -220,7 +224,7 @@ static int delete_file(sqlite3_vfs *self, const char *name, int sync) {
 
 static int access_file(sqlite3_vfs *self, const char *name, int flags, int *result) {
     (void)self;
-    return store_access(name, flags, result);
+    return store_access(name, flags, HOLD_OPEN, result);
 }
 
 /*
@@ -243,7 +247,7 @@ static int full_name(sqlite3_vfs *self, const char *name, int space, char *full)
         return SQLITE_CANTOPEN;
     memcpy(full + length, "//", 2);
     strcpy(full + length + 2, name);
-    return SQLITE_OK;
+    return result; /* Whether a symbolic link led to the image. */
 }
 
 static void *dl_open(sqlite3_vfs *self, const char *name) {

@@ -1,16 +1,16 @@
 //! `fby_cache`: one budget of memory, made, resized, tuned, counted, closed.
 //!
-//! Lock: one over the set of open volumes, held for one lookup or change.
+//! Lock: that of [`crate::volumes`].
 
 use crate::border::{border, invalid};
 use crate::flags::only;
 use crate::fork;
 use crate::handle::{Kind, borrow, give, take};
-use crate::sized::{Plain, input, output, place, text};
-use forebay::{Aio, Cache, CacheConfig, Error, ErrorKind, FileIdentity, Result};
-use std::collections::HashSet;
+use crate::sized::{Given, Plain, input, output, place, text};
+use crate::volumes::Volumes;
+use forebay::{Aio, Cache, CacheConfig, Error, ErrorKind, Result};
 use std::ffi::{c_char, c_int};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// A cache: one budget for all memory that grows with data or load. Any number of threads may use
 /// it at once.
@@ -21,14 +21,7 @@ pub struct fby_cache {
 /// The cache. Open files, volumes, directories and pins of it hold a reference, too.
 pub(crate) struct OpenCache {
     pub cache: Cache,
-    /// The volumes that are open on the cache. Each has one handle; closing that closes the volume.
-    volumes: Mutex<HashSet<FileIdentity>>,
-}
-
-impl OpenCache {
-    pub fn volumes(&self) -> MutexGuard<'_, HashSet<FileIdentity>> {
-        self.volumes.lock().unwrap_or_else(|p| p.into_inner())
-    }
+    pub volumes: Volumes,
 }
 
 impl Kind for Arc<OpenCache> {
@@ -77,6 +70,11 @@ pub struct fby_cache_config {
 
 // SAFETY: numbers; four of 8 bytes and six of 4 leave no padding.
 unsafe impl Plain for fby_cache_config {}
+
+impl Given for fby_cache_config {
+    /// Up to `aio`.
+    const LEAST: usize = 52;
+}
 
 /// Counters since the cache was made, and gauges of now.
 #[repr(C)]
@@ -173,7 +171,7 @@ pub unsafe extern "C" fn fby_cache_create(
             // SAFETY: the caller promises that `config_size` bytes can be read at `config`.
             let config = config_of(&unsafe { input(config, config_size)? })?;
             fork::enter()?;
-            let (cache, volumes) = (Cache::new(config)?, Mutex::default());
+            let (cache, volumes) = (Cache::new(config)?, Volumes::default());
             Ok(give(Arc::new(OpenCache { cache, volumes })))
         };
         // SAFETY: the caller promises that a pointer can be written at `cache`.

@@ -9,7 +9,7 @@ use crate::buffers::{bytes, only_buffer, vector};
 use crate::cache::{OpenCache, fby_cache};
 use crate::flags::{io_flags, open_options, unsupported};
 use crate::handle::{Kind, borrow, give, take};
-use crate::sized::{Plain, input, output, path, place};
+use crate::sized::{Given, Plain, input, output, path, place};
 use crate::volume::{OpenVolume, direct_io, fby_volume};
 use forebay::vfs::{Fallocate, Seek};
 use forebay::{Error, File, OpenOptions, Result};
@@ -90,6 +90,10 @@ pub struct fby_open_how {
 // SAFETY: numbers; pairs of 4 bytes and three of 8 leave no padding.
 unsafe impl Plain for fby_open_how {}
 
+impl Given for fby_open_how {
+    const LEAST: usize = 40;
+}
+
 fn options(flags: c_int, how: &fby_open_how) -> Result<OpenOptions> {
     let mut options = open_options(flags, how.rwf)?;
     match u16::try_from(how.mode) {
@@ -117,8 +121,9 @@ fn options(flags: c_int, how: &fby_open_how) -> Result<OpenOptions> {
 
 /// Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
 /// O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_NOFOLLOW,
-/// O_CLOEXEC (which is always so). -EBUSY if another process or cache has it open: it is locked
-/// until it is closed.
+/// O_CLOEXEC (which is always so). O_WRONLY needs the right to read the file, too: one that may only
+/// be written is -EACCES. O_CREAT and O_TRUNC need writing: with O_RDONLY they are -EINVAL. -EBUSY
+/// if another process or cache has it open: it is locked until it is closed.
 ///
 /// # Safety
 /// `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a
@@ -174,7 +179,7 @@ pub unsafe extern "C" fn fby_open_in(
             let file = options.and_then(|o| o.open_in(&volume.volume, path));
             let file = file.map_err(|e| e.with_path(path))?;
             let (path, _volume) = (path.to_path_buf(), Some(volume.clone()));
-            Ok(give(OpenFile { file, path, _volume, cache: volume.cache.clone() }))
+            Ok(give(OpenFile { file, path, _volume, cache: volume.cache() }))
         };
         // SAFETY: the caller promises that a pointer can be written at `file`.
         unsafe { place(file, make) }
@@ -210,7 +215,8 @@ pub(crate) fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
 }
 
 /// Reads at `offset` into the buffers in turn. Returns the bytes read: fewer than asked only at the
-/// end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
+/// end of the file, or if an error came after the first bytes. Each buffer is a read of its own:
+/// several may see a part of another thread's write. `flags`: FBY_RWF_DONTCACHE,
 /// FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
 ///
 /// Cached reads of a sequential stream, and those at offset 0, read ahead: up to `readahead_max`
@@ -287,8 +293,10 @@ unsafe fn read_in_turn(
 }
 
 /// Writes the buffers in turn at `offset`, into the cache. Returns the bytes written: fewer than
-/// asked only if space ran out, or if an error came after the first bytes. One request up to 1 MiB,
-/// and an append of any length, is one step to other readers and writers. `flags`: all of FBY_RWF_.
+/// asked only if space ran out, with FBY_RWF_NOWAIT, or if an error came after the first bytes. One
+/// request up to 1 MiB, and an append, is one step to other readers and writers. An append of
+/// several buffers gathers them in memory outside the budget: -ENOMEM if they are longer than it.
+/// `flags`: all of FBY_RWF_.
 ///
 /// # Safety
 /// `file` is an open file, `iov` has `iovcnt` elements, whose memory does not change meanwhile.
@@ -349,8 +357,8 @@ pub unsafe extern "C" fn fby_append(
     })
 }
 
-/// Makes all data and metadata of the file durable. After an error no later sync succeeds while
-/// bytes that were accepted are not durable.
+/// Makes all data and metadata of the file durable. After an error no later sync of this handle
+/// succeeds while bytes that were accepted are not durable.
 ///
 /// # Safety
 /// `file` is an open file.

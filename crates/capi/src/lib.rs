@@ -26,6 +26,7 @@ mod names;
 mod pin;
 mod sized;
 mod volume;
+mod volumes;
 
 /// Version of the interface that a program was compiled with: the number of the soname in the
 /// upper 16 bits, and a number that grows with each addition in the lower 16.

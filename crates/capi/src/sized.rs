@@ -1,7 +1,8 @@
 //! Structs that grow from version to version, and the other memory that a caller passes.
 //!
-//! Invariants: a caller's struct that is shorter than the library's is read as if zeros followed;
-//! one that is longer must end in zeros, or it is refused with E2BIG. An answer fills no more than
+//! Invariants: a caller's struct that is shorter than the library's is read as if zeros followed,
+//! and refused with EINVAL if it is shorter than the struct ever was; one that is longer must end
+//! in zeros, or it is refused with E2BIG. An answer fills no more than
 //! the caller's size, and the size of the library's struct is returned.
 //!
 //! No locks.
@@ -22,19 +23,30 @@ const SIZE_MAX: usize = 4096;
 /// Plain numbers without padding: every pattern of bytes is a value, and every value is bytes.
 pub(crate) unsafe trait Plain: Copy {}
 
-/// The caller's struct. NULL with size 0 is a struct of zeros.
+/// A struct that callers pass.
+pub(crate) trait Given: Plain {
+    /// Its size in the first version that had it. It stays when the struct grows.
+    const LEAST: usize;
+}
+
+/// The caller's struct. NULL with size 0 is a struct of zeros. Another size below the first
+/// version's is a mistake, such as that of a pointer.
 ///
 /// # Safety
 /// `from` is NULL, or `size` bytes can be read there.
-pub(crate) unsafe fn input<T: Plain>(from: *const T, size: usize) -> Result<T> {
+pub(crate) unsafe fn input<T: Given>(from: *const T, size: usize) -> Result<T> {
+    if from.is_null() && size > 0 {
+        return Err(null("read a struct"));
+    }
+    if !from.is_null() && size < T::LEAST {
+        let text = format!("{size} bytes, and it was never shorter than {}", T::LEAST);
+        return Err(invalid("read a struct", text));
+    }
     if size > SIZE_MAX {
         return Err(Error::new(ErrorKind::TooBig, "read a struct", format!("{size} bytes")));
     }
     let mut out = MaybeUninit::<T>::zeroed();
     if size > 0 {
-        if from.is_null() {
-            return Err(null("read a struct"));
-        }
         // SAFETY: the caller promises `size` bytes, which are plain numbers of C.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
         let (known, tail) = bytes.split_at(size.min(size_of::<T>()));

@@ -6,8 +6,11 @@ use crate::border::{border, invalid};
 use crate::cache::{OpenCache, fby_cache};
 use crate::flags::only;
 use crate::handle::{Kind, borrow, give, take};
-use crate::sized::{Plain, input, path, place};
-use forebay::{CreateVolume, DirectIo, Error, ErrorKind, Result, Volume, VolumeOptions};
+use crate::sized::{Given, Plain, input, path, place};
+use crate::volumes::Held;
+use forebay::{
+    CreateVolume, DirectIo, Error, ErrorKind, FileIdentity, Result, Volume, VolumeOptions,
+};
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
@@ -16,22 +19,23 @@ pub struct fby_volume {
     _opaque: (),
 }
 
-/// The volume. Its open files and directories hold a reference, too.
+/// The volume. Its open files and directories hold a reference, too. The fields are dropped in this
+/// order: the image is free before another call may open it.
 pub(crate) struct OpenVolume {
     pub volume: Volume,
-    pub cache: Arc<OpenCache>,
+    held: Held,
+}
+
+impl OpenVolume {
+    pub fn cache(&self) -> Arc<OpenCache> {
+        self.held.cache.clone()
+    }
 }
 
 impl Kind for Arc<OpenVolume> {
     type Handle = fby_volume;
     const NUMBER: u64 = 0x6662_795f_766f_6c75;
     const NAME: &'static str = "an open volume";
-}
-
-impl Drop for OpenVolume {
-    fn drop(&mut self) {
-        self.cache.volumes().remove(&self.volume.identity());
-    }
 }
 
 /// A volume is made even where there is something already, which is lost.
@@ -57,6 +61,10 @@ pub struct fby_volume_config {
 
 // SAFETY: numbers; one of 8 bytes and four of 4 leave no padding.
 unsafe impl Plain for fby_volume_config {}
+
+impl Given for fby_volume_config {
+    const LEAST: usize = 24;
+}
 
 /// Nothing is written to the image.
 pub const FBY_VOLUME_READ_ONLY: u32 = 1;
@@ -84,6 +92,10 @@ pub struct fby_volume_how {
 
 // SAFETY: numbers of one size.
 unsafe impl Plain for fby_volume_how {}
+
+impl Given for fby_volume_how {
+    const LEAST: usize = 8;
+}
 
 pub(crate) fn direct_io(number: u32) -> Result<DirectIo> {
     match number {
@@ -139,12 +151,15 @@ fn open(cache: &Arc<OpenCache>, image: *const c_char, given: fby_volume_how) -> 
         .direct_io(direct_io(given.direct_io)?);
     // SAFETY: the caller of `fby_volume_open` promises a string.
     let image = unsafe { path(image)? };
+    let key = FileIdentity::of_path(image)?;
+    let held = Held::claim(cache, key).map_err(|e| e.with_path(image))?;
     let volume = cache.cache.open_volume(image, &how)?;
-    if !cache.volumes().insert(volume.identity()) {
-        let text = "it is open on this cache: use that handle";
+    if !held.is_of(volume.identity()) {
+        let text = "the path leads elsewhere by now";
         return Err(Error::new(ErrorKind::Busy, "open a volume", text).with_path(image));
     }
-    Ok(OpenVolume { volume, cache: cache.clone() })
+    held.opened();
+    Ok(OpenVolume { volume, held })
 }
 
 /// Opens a volume on a cache, and recovers it first if it was not closed. -EBUSY if another process
@@ -202,6 +217,7 @@ pub unsafe extern "C" fn fby_volume_close(volume: *mut fby_volume) -> c_int {
         // SAFETY: the caller promises that `volume` is open, and no other call uses it; the
         // reference above has ended.
         let open = unsafe { take::<Arc<OpenVolume>>(volume)? };
+        open.held.closing();
         open.volume.clone().close().map(|()| 0)
     })
 }

@@ -57,8 +57,27 @@ pub(crate) struct Inner {
     pub(crate) sync_failures: AtomicU64,
     /// A synchronous write failed with an error that the next flush has to report as well.
     pub(crate) unreported_error: AtomicBool,
+    /// The process that opened it.
+    pub(crate) opener: u32,
     /// Dropped last: see [`super::FileDevice::until_closed`].
     pub(crate) until_closed: OnceLock<Arc<dyn Send + Sync>>,
+}
+
+/// A child of fork(2) has copies of the descriptors, by which the lock would outlive them here. So
+/// the process that opened the file releases the lock. A child never does: the lock is its
+/// parent's.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.opener != std::process::id() {
+            return;
+        }
+        let direct = self.dio.as_ref().ok().and_then(|dio| dio.fd.get());
+        for fd in direct.into_iter().chain([&self.buffered]) {
+            if let Err(e) = sys::unlock_file(fd.as_fd()) {
+                log::warn!("{}: its lock is not released: {e}", self.path.display());
+            }
+        }
+    }
 }
 
 /// The right to change the file's last page and its size (file.F7).

@@ -1,7 +1,8 @@
 //! The lock on a file, which excludes a second process, and waiting for it.
 //!
 //! The lock belongs to the open file description (OFD lock), so it lasts as long as the last
-//! reference. Each request in flight holds such a reference. After a kill -9 the lock may therefore
+//! reference, or until the opener's process releases it after the last request. Each request in
+//! flight holds such a reference. After a kill -9 the lock may therefore
 //! outlive the process: the system still has to end its requests and to take its io_uring down. A
 //! restart at once must wait for that, and not fail. So an opener that finds the file locked
 //! searches for a living process that holds the lock. If there is one the opener fails; else it
@@ -142,6 +143,27 @@ mod tests {
         let shared = text.replace("WRITE", "READ ");
         assert!(keeps_out(&shared, 77, true) && !keeps_out(&shared, 77, false));
         assert!(!keeps_out("pos:\t0\nino:\t77\n", 77, true));
+    }
+
+    /// A copy of the descriptor is what a child of fork(2) has.
+    #[test]
+    fn f1_lock_ends_with_the_file_in_its_opener_and_not_in_a_child() {
+        use crate::file::inner::Inner;
+        let path = std::env::temp_dir().join(format!("forebay-unlock-{}", std::process::id()));
+        let create_size = Some(4096);
+        let options = FileOptions { create_size, lock_wait: Duration::ZERO, ..Default::default() };
+        for is_child in [false, true] {
+            let mut file = Inner::open(&path, &options).unwrap();
+            let copy = file.buffered.try_clone().unwrap();
+            if is_child {
+                file.opener = 0;
+            }
+            drop(file);
+            let again = Inner::open(&path, &options).map(drop);
+            assert_eq!(again.is_ok(), !is_child, "{again:?}");
+            drop(copy);
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

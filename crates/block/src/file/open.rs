@@ -11,7 +11,6 @@ use super::options::FileOptions;
 use crate::check::SECTOR;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode, OFlags};
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -21,14 +20,7 @@ impl Inner {
     pub(crate) fn open(path: &Path, options: &FileOptions) -> Result<Self> {
         let (fd, resized) = open_fd(path, options)?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| Error::from_io("open", e.into()))?;
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Kind::Regular,
-            FileType::BlockDevice => Kind::Block,
-            other => {
-                let text = format!("neither a regular file nor a block device: {other:?}");
-                return Err(Error::new(ErrorKind::InvalidInput, "open", text));
-            }
-        };
+        let kind = kind_of(FileType::from_raw_mode(stat.st_mode))?;
         lock(path, &fd, options)?;
         let resized = resize_new(&fd, kind, options, resized)?;
         let file_size = size_of(fd.as_fd(), kind)?;
@@ -73,6 +65,7 @@ impl Inner {
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
             unreported_error: AtomicBool::new(false),
+            opener: std::process::id(),
             until_closed: OnceLock::new(),
         };
         let possible = file.dio.as_ref().map(drop).map_err(String::clone);
@@ -81,11 +74,25 @@ impl Inner {
     }
 }
 
+fn kind_of(file_type: FileType) -> Result<Kind> {
+    match file_type {
+        FileType::RegularFile => Ok(Kind::Regular),
+        FileType::BlockDevice => Ok(Kind::Block),
+        other => {
+            let text = format!("neither a regular file nor a block device: {other:?}");
+            Err(Error::new(ErrorKind::InvalidInput, "open", text))
+        }
+    }
+}
+
 fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
-    let is_block = fs::metadata(path).is_ok_and(|m| {
-        use std::os::unix::fs::FileTypeExt;
-        m.file_type().is_block_device()
-    });
+    let found = if options.no_follow { rustix::fs::lstat(path) } else { rustix::fs::stat(path) };
+    let found = found.ok().map(|stat| FileType::from_raw_mode(stat.st_mode));
+    if let Some(waits @ (FileType::Fifo | FileType::CharacterDevice)) = found {
+        // open(2) of a FIFO waits for its other end, that of a terminal for its line.
+        kind_of(waits)?;
+    }
+    let is_block = found == Some(FileType::BlockDevice);
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     // O_EXCL on a block device that is mounted, or part of another one, fails.

@@ -83,6 +83,37 @@ static void own_cache(void *with) {
     IS(fby_cache_close(cache), 0);
 }
 
+/* A child that lives on has copies of the parent's descriptors, and no lock by them. */
+static void living_child_keeps_no_lock(fby_cache *cache, const char *folder) {
+    fby_file *file;
+    fby_volume *volume;
+    int ends[2], status;
+    char byte = 1;
+    pid_t pid;
+    IS(fby_open(cache, in_folder(folder, "g"), O_RDWR | O_CREAT, NULL, 0, &file), 0);
+    IS(write_at(file, &byte, 1, 0, 0), 1);
+    IS(fby_volume_open(cache, in_folder(folder, "v"), NULL, 0, &volume), 0);
+    CHECK(pipe(ends) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    for (int round = 0; round < 2; round++) {
+        IS(fby_close(file), 0);
+        IS(fby_volume_close(volume), 0);
+        IS(fby_open(cache, in_folder(folder, "g"), O_RDWR, NULL, 0, &file), 0);
+        IS(fby_volume_open(cache, in_folder(folder, "v"), NULL, 0, &volume), 0);
+    }
+    IS(fby_close(file), 0);
+    IS(fby_volume_close(volume), 0);
+    CHECK(close(ends[1]) == 0 && close(ends[0]) == 0);
+    CHECK(waitpid(pid, &status, 0) == pid);
+    IS(status, 0);
+}
+
 static volatile sig_atomic_t handled_by_other;
 static pthread_t main_thread;
 
@@ -155,6 +186,7 @@ int main(int argc, char **argv) {
     IS(fby_close(of.inside), 0);
     IS(fby_close(of.file), 0);
     IS(fby_volume_close(of.volume), 0);
+    living_child_keeps_no_lock(of.cache, of.folder);
     IS(fby_cache_close(of.cache), 0);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* A host file: every call on it, their results, and what they refuse. */
 #include "check.h"
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #define SIZE (1 << 20)
@@ -92,6 +93,19 @@ static void sizes_and_ranges(fby_file *file) {
     IS(fby_ftruncate(file, SIZE), 0);
 }
 
+/* The buffers of an append are gathered: as much as the budget at most, and not as they are told. */
+static void append_larger_than_the_budget_is_refused(fby_file *file) {
+    const size_t length = 1u << 30;
+    struct iovec many[1024];
+    void *memory = mmap(NULL, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    for (int i = 0; i < 1024; i++)
+        many[i] = (struct iovec){memory, length};
+    FAILS(fby_pwritev2(file, many, 1024, 0, FBY_RWF_APPEND), ENOMEM, "to gather, with a budget of");
+    IS(fby_lseek(file, 0, SEEK_END), SIZE);
+    CHECK(munmap(memory, length) == 0);
+}
+
 static void residency_and_advice(fby_file *file) {
     fby_residency_info info;
     static char buf[SIZE];
@@ -168,6 +182,24 @@ static void opens(fby_cache *cache, const char *folder) {
     IS(fby_close(file), 0);
 }
 
+/* open(2) of a FIFO waits for its other end; what is no image is refused before. */
+static void fifo_is_refused(fby_cache *cache, const char *name) {
+    fby_file *file;
+    CHECK(mkfifo(name, 0644) == 0);
+    alarm(60);
+    FAILS(fby_open(cache, name, O_RDONLY, NULL, 0, &file), EINVAL, "neither a regular file nor");
+    FAILS(fby_open(cache, name, O_RDWR, NULL, 0, &file), EINVAL, "neither a regular file nor");
+    alarm(0);
+}
+
+/* How it is to be opened, with a size that no version of the struct had. */
+static void how_of_wrong_size_is_refused(fby_cache *cache, const char *name) {
+    fby_open_how how = {0};
+    fby_file *file;
+    FAILS(fby_open(cache, name, O_RDWR, &how, 0, &file), EINVAL, "never shorter than 40");
+    FAILS(fby_open(cache, name, O_RDWR, &how, sizeof &how, &file), EINVAL, "8 bytes, and it was never");
+}
+
 int main(int argc, char **argv) {
     const char *folder = argv[1];
     fby_cache *cache = small_cache();
@@ -179,8 +211,11 @@ int main(int argc, char **argv) {
     reads_and_writes(file);
     flags(file);
     sizes_and_ranges(file);
+    append_larger_than_the_budget_is_refused(file);
     residency_and_advice(file);
     opens(cache, folder);
+    fifo_is_refused(cache, in_folder(folder, "fifo"));
+    how_of_wrong_size_is_refused(cache, in_folder(folder, "any"));
     FAILS(fby_cache_close(cache), EBUSY, "1 files");
     IS(fby_close(file), 0);
     IS(fby_cache_close(cache), 0);

@@ -299,6 +299,7 @@ int main(int argc, char **argv) {
     cache = small_cache();
     IS(sqlite3_config(SQLITE_CONFIG_LOG, on_log, NULL), SQLITE_OK);
     IS(forebay_sqlite_register(0), SQLITE_OK);
+    IS(forebay_sqlite_use_cache(NULL), SQLITE_MISUSE);
     IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
     IS(forebay_sqlite_use_cache(cache), SQLITE_BUSY);
     snprintf(uri, sizeof uri, "file:%s/a.db?vfs=forebay", argv[1]);

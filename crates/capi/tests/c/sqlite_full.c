@@ -63,6 +63,51 @@ static void log_without_space_is_dropped(const char *folder, const char *uri) {
     closed(db);
 }
 
+static const char large[] = "UPDATE t SET a = 9, b = randomblob(3000)";
+static const char small[] = "UPDATE t SET a = a + 1 WHERE rowid = 1";
+
+/* Each failed sync is reported to the other connections, too: each may be refused once by it. */
+static void commit_after_other(sqlite3 *db) {
+    int result = sqlite3_exec(db, small, NULL, NULL, NULL);
+    CHECK(result == SQLITE_OK || result == SQLITE_FULL);
+    if (result != SQLITE_OK)
+        ran(db, small);
+}
+
+/*
+ * The cache accepts a log of any size, and its sync finds that the host has no space. What was
+ * refused is not in the way of later commits: behind frames of the log, or at its start.
+ */
+static void small_commits_follow_a_large_one_without_space(const char *uri) {
+    sqlite3 *db = opened(uri), *other = opened(uri);
+    long long sum = number(db, "SELECT sum(a) FROM t");
+    CHECK(strcmp(text(db, "PRAGMA journal_mode=wal"), "wal") == 0);
+    ran(db, "PRAGMA synchronous=full; PRAGMA cache_size=10");
+    ran(other, "PRAGMA synchronous=full");
+    for (int round = 0; round < 4; round++) {
+        IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+        CHECK(sqlite3_get_autocommit(db));
+        ran(db, small);
+        IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+        commit_after_other(other);
+        commit_after_other(db);
+        ran(other, small);
+        ran(db, small);
+        sum += 5;
+        IS(failed_bytes(), 0);
+        IS(number(other, "SELECT sum(a) FROM t"), sum);
+        IS(number(db, "PRAGMA wal_checkpoint"), 0);
+        if (round % 2)
+            IS(number(db, "PRAGMA wal_checkpoint(truncate)"), 0);
+    }
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(other);
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    closed(db);
+}
+
 /*
  * The cache has never had a rollback journal of the host. To look for its content there would wait
  * for any process that holds a lock on it.
@@ -104,6 +149,7 @@ int main(int argc, char **argv) {
     CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
     closed(db);
     log_without_space_is_dropped(argv[1], uri);
+    small_commits_follow_a_large_one_without_space(uri);
     journal_is_deleted_past_the_cache(uri);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);

@@ -90,6 +90,7 @@ static void reached(FILE *program, const char *mark) {
 
 /* A database that another process holds opens, is busy at its first lock, and works later. */
 static void busy_at_open_works_later(const char *uri, const char *path, const char *mark) {
+    fby_cache *cache = forebay_sqlite_cache();
     char command[600];
     sqlite3 *db;
     FILE *program;
@@ -101,6 +102,13 @@ static void busy_at_open_works_later(const char *uri, const char *path, const ch
     db = opened(uri);
     IS(sqlite3_exec(db, "SELECT a FROM n", NULL, NULL, NULL), SQLITE_BUSY);
     IS(sqlite3_exec(db, "UPDATE n SET a = 9", NULL, NULL, NULL), SQLITE_BUSY);
+    /* It will need the cache. */
+    IS(forebay_sqlite_shutdown(), SQLITE_BUSY);
+    closed(db);
+    IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
+    db = opened(uri);
+    IS(sqlite3_exec(db, "SELECT a FROM n", NULL, NULL, NULL), SQLITE_BUSY);
     fprintf(program, "COMMIT;\nUPDATE n SET a = 61;\n");
     reached(program, mark);
     IS(number(db, "SELECT a FROM n"), 61);

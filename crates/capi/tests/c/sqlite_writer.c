@@ -4,7 +4,9 @@
  *
  *   sqlite_writer write URI MODE COUNT   commits, prints the number of each commit that returned.
  *                                        With ASK in the environment it waits for a byte then,
- *                                        and SYNC is its PRAGMA synchronous, FULL unless set.
+ *                                        and SYNC is its PRAGMA synchronous, FULL unless set. PAGE
+ *                                        is the size of the pages of a new database: those of
+ *                                        16384 bytes are fetched in place, those of 4096 are not.
  *   sqlite_writer judge URI LEAST MOST   the last commit is in [LEAST, MOST], nothing is damaged,
  *                                        and each commit up to it is in both tables. Prints it.
  *   sqlite_writer make URI               makes the database, and closes it.
@@ -22,6 +24,15 @@ static void make(sqlite3 *db) {
     ran(db, "CREATE UNIQUE INDEX IF NOT EXISTS bn ON b(n)");
     ran(db, "CREATE TABLE IF NOT EXISTS last(id INTEGER PRIMARY KEY, n INTEGER)");
     ran(db, "INSERT OR IGNORE INTO last VALUES(1, 0)");
+}
+
+static sqlite3 *opened_for_writing(const char *uri) {
+    sqlite3 *db = opened(uri);
+    const char *page = getenv("PAGE");
+    char pragma[100];
+    snprintf(pragma, sizeof pragma, "PRAGMA page_size=%s", page ? page : "4096");
+    ran(db, pragma);
+    return db;
 }
 
 static long long last(sqlite3 *db) {
@@ -42,7 +53,7 @@ static void commit(sqlite3 *db, long long n) {
 }
 
 static int write_all(const char *uri, const char *mode, long long count) {
-    sqlite3 *db = opened(uri);
+    sqlite3 *db = opened_for_writing(uri);
     char pragma[100], line[32], byte;
     const char *sync = getenv("SYNC");
     int asks = getenv("ASK") != NULL;
@@ -91,7 +102,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[1], "judge") == 0 && argc == 5) {
         result = judge(argv[2], atoll(argv[3]), atoll(argv[4]));
     } else if (strcmp(argv[1], "make") == 0) {
-        sqlite3 *db = opened(argv[2]);
+        sqlite3 *db = opened_for_writing(argv[2]);
         make(db);
         closed(db);
         result = 0;

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::build::{Dir, library, ran, root};
+use crate::build::{Dir, STRICT, library, ran, root};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -29,6 +29,35 @@ fn made(dir: &Dir, name: &str, more: &[&str]) -> std::path::PathBuf {
     examples
 }
 
+/// The program of forebay(3), without the escapes of troff.
+fn example_of_page() -> String {
+    let page = fs::read_to_string(root().join("forebay.3")).unwrap();
+    let examples = page.split(".SH EXAMPLES").nth(1).expect("the section");
+    let program = examples.split(".nf\n").nth(1).and_then(|text| text.split(".fi\n").next());
+    program.expect("a program").replace("\\e", "\\")
+}
+
+fn example_of_page_runs(dir: &Dir, dest: &Path) {
+    let (source, program) = (dir.path("page.c"), dir.path("page"));
+    fs::write(&source, example_of_page()).unwrap();
+    let mut compile = Command::new("cc");
+    compile.arg("-std=c99").args(STRICT).arg("-I").arg(dest.join("include")).arg(source);
+    ran(compile.arg("-o").arg(&program).arg("-L").arg(dest.join("lib")).arg("-lforebay"));
+    fs::write(dir.path("disk.img"), vec![3; 1 << 20]).unwrap();
+    let mut run = Command::new(&program);
+    run.current_dir(dir.path("")).env("LD_LIBRARY_PATH", dest.join("lib"));
+    assert_eq!(ran(&mut run), "0 of 256 blocks are cached\n");
+}
+
+/// The program `sqlite3` finds the extension by its path, and the extension the library next to it.
+fn extension_finds_the_library(dir: &Dir) {
+    let load = ".load opt/forebay/lib/libforebay_sqlite.so";
+    let mut sqlite = Command::new("sqlite3");
+    sqlite.args(["-batch", ":memory:", load, ".open file:a.db?vfs=forebay", ".vfsname"]);
+    sqlite.env_remove("LD_LIBRARY_PATH").current_dir(dir.path("dest"));
+    assert_eq!(ran(&mut sqlite), "forebay\n");
+}
+
 fn ran_with(dir: &Dir, program: &Path, file: &Path) -> String {
     let libraries = dir.path("dest/opt/forebay/lib");
     ran(Command::new(program).arg(file).env("LD_LIBRARY_PATH", libraries))
@@ -52,11 +81,13 @@ fn install_has_what_programs_need() {
     for name in ["lib/libforebay_sqlite.so", "include/forebay_sqlite.h"] {
         assert!(dest.join(name).is_file(), "{name}");
     }
+    extension_finds_the_library(&dir);
     let page = dest.join("share/man/man3/forebay.3");
     let man = ran(Command::new("man").env("LC_ALL", "C").arg(&page).env("MANWIDTH", "80"));
     for name in fs::read_to_string(root().join("symbols.txt")).unwrap().lines() {
         assert!(man.contains(name), "forebay(3) does not name {name}");
     }
+    example_of_page_runs(&dir, &dest);
     for option in ["", "STATIC=1"] {
         let examples =
             made(&dir, &format!("examples{option}"), &[option][option.is_empty() as usize..]);

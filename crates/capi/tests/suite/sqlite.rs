@@ -32,7 +32,8 @@ fn sqlite_valgrind_reports_nothing() {
 
 #[test]
 fn sqlite_with_children_valgrind_reports_nothing() {
-    for name in ["sqlite_children", "sqlite_journals", "sqlite_links", "sqlite_others"] {
+    let children = ["sqlite_children", "sqlite_images", "sqlite_journals", "sqlite_links"];
+    for name in children.into_iter().chain(["sqlite_others"]) {
         under_valgrind(name, &[NO_LEAKS]);
     }
 }
@@ -77,6 +78,17 @@ fn sqlite_replaced_database_has_the_locks_of_the_opened_file() {
 #[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
+}
+
+/// Runs as root: it takes the rights of another user for a while.
+#[test]
+fn sqlite_image_is_read_refused_or_left_alone() {
+    sanitized("sqlite_images");
+}
+
+#[test]
+fn sqlite_budget_that_cannot_be_set_refuses_the_open() {
+    sanitized("sqlite_budget");
 }
 
 /// A small file system, unmounted when dropped.

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const MODES: [&str; 4] = ["delete", "wal", "truncate", "persist"];
+/// Sizes of pages: the VFS reads small ones, and shows large ones to SQLite in place.
+pub const PAGES: [&str; 2] = ["4096", "16384"];
 
 /// A number of the environment.
 pub fn setting(name: &str, default: u64) -> u64 {
@@ -29,10 +31,6 @@ impl Draw {
 
 /// Writes until so many commits are acknowledged and a moment more, then kills. The last
 /// acknowledged commit.
-fn killed(program: &Path, uri: &str, mode: &str, acks: u64, micros: u64) -> u64 {
-    killed_by(Command::new(program), uri, mode, acks, micros)
-}
-
 fn killed_by(mut command: Command, uri: &str, mode: &str, acks: u64, micros: u64) -> u64 {
     command.args(["write", uri, mode, "1000000"]).stdout(Stdio::piped());
     let mut writer = command.spawn().unwrap();
@@ -70,25 +68,29 @@ fn judged_by_program(path: &Path, least: u64) {
 fn sqlite_killed_loses_no_acknowledged_transaction() {
     let dir = Dir::new("sqlite-kills").with_library();
     let program = compiled_with_sqlite(&dir, "sqlite_writer", &[]);
-    let host = dir.path("a.db");
-    let of_host = format!("file:{}?vfs=forebay", host.display());
+    let host = PAGES.map(|page| dir.path(&format!("{page}.db")));
     let image = dir.path("v");
-    let of_volume =
-        format!("file:/a.db?vfs=forebay&volume={}&volume_size=134217728", image.display());
+    let of_volume = format!("vfs=forebay&volume={}&volume_size=134217728", image.display());
     let (seed, kills) = (setting("FOREBAY_SQLITE_SEED", 1), setting("FOREBAY_SQLITE_KILLS", 12));
     let mut draw = Draw(seed);
-    let mut last = [0, 0];
+    let mut last = [[0; 2]; 2];
     for kill in 0..kills {
         let (place, mode) = ((kill % 2) as usize, MODES[(kill / 2 % 4) as usize]);
-        let uri = [&of_host, &of_volume][place];
         let (acks, micros) = (1 + draw.below(40), draw.below(20_000));
+        let size = draw.below(2) as usize;
+        let uri = match place {
+            0 => format!("file:{}?vfs=forebay", host[size].display()),
+            _ => format!("file:/{}.db?{of_volume}", PAGES[size]),
+        };
         println!("seed {seed}, kill {kill}: {uri} {mode}, {acks} commits and {micros} us");
-        let acked = killed(&program, uri, mode, acks, micros);
-        assert!(acked > last[place], "commits go on from the last one");
+        let mut writer = Command::new(&program);
+        writer.env("PAGE", PAGES[size]);
+        let acked = killed_by(writer, &uri, mode, acks, micros);
+        assert!(acked > last[place][size], "commits go on from the last one");
         if place == 0 && draw.below(2) == 0 {
-            judged_by_program(&host, acked);
+            judged_by_program(&host[size], acked);
         }
-        last[place] = judged(&program, uri, acked);
+        last[place][size] = judged(&program, &uri, acked);
     }
     println!("{kills} kills, {last:?} commits");
 }

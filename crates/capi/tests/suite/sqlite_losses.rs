@@ -7,7 +7,7 @@
 
 use crate::build::{Dir, compiled_with_sqlite, ran};
 use crate::recorder::{Entry, Recorder, requires};
-use crate::sqlite_kills::{Draw, setting};
+use crate::sqlite_kills::{Draw, PAGES, setting};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -81,10 +81,16 @@ fn lost(base: &[u8], entries: &[Entry], draw: &mut Draw) -> Vec<u8> {
 }
 
 /// One recording of a new database, and the image before it.
-fn recorded_anew(dir: &Dir, program: &Path, mode: &str, sync: &str) -> (Vec<u8>, Recorded) {
+fn recorded_anew(
+    dir: &Dir,
+    program: &Path,
+    mode: &str,
+    sync: &str,
+    page: &str,
+) -> (Vec<u8>, Recorded) {
     let image = dir.path("image");
     let _old = std::fs::remove_file(&image);
-    ran(Command::new(program).args(["make", &uri(&image)]));
+    ran(Command::new(program).args(["make", &uri(&image)]).env("PAGE", page));
     let base = std::fs::read(&image).unwrap();
     let recorded = recorded(program, &base, mode, sync);
     (base, recorded)
@@ -110,9 +116,10 @@ fn judge_of(
 
 /// Judges `states` states of one recording.
 fn judged(dir: &Dir, program: &Path, mode: &str, states: u64, draw: &mut Draw) {
-    let (base, recorded) = recorded_anew(dir, program, mode, "FULL");
+    let page = PAGES[draw.below(2) as usize];
+    let (base, recorded) = recorded_anew(dir, program, mode, "FULL", page);
     for state in 0..states {
-        print!("{mode}, state {state}: ");
+        print!("{mode}, pages of {page}, state {state}: ");
         ran(&mut judge_of(dir, program, &base, &recorded, draw));
     }
     let flushes = recorded.entries.iter().filter(|entry| **entry == Entry::Flush).count();
@@ -146,7 +153,7 @@ fn sqlite_in_volume_power_loss_without_syncs_loses_data() {
     }
     let dir = Dir::new("sqlite-loses-power").with_library();
     let program = compiled_with_sqlite(&dir, "sqlite_writer", &[]);
-    let (base, recorded) = recorded_anew(&dir, &program, "wal", "OFF");
+    let (base, recorded) = recorded_anew(&dir, &program, "wal", "OFF", PAGES[0]);
     let mut draw = Draw(1);
     for _state in 0..20 {
         let judge = judge_of(&dir, &program, &base, &recorded, &mut draw).output().unwrap();

@@ -115,6 +115,9 @@ fn reads_and_writes_of_both_kinds_do_the_same() {
 #[test]
 fn vectored_write_of_any_length_is_complete() {
     let places = Places::new("file-vectored");
+    // 20 MiB, with a budget of 16 MiB.
+    let block = vec![7; 1 << 20];
+    let many = [IoSlice::new(&block); 20];
     for file in places.made("f") {
         for len in [0, 1, 5000, (1 << 20) + 4097, 3 << 20] {
             let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
@@ -128,6 +131,14 @@ fn vectored_write_of_any_length_is_complete() {
         let bufs = [IoSlice::new(b"at "), IoSlice::new(b""), IoSlice::new(b"the end")];
         assert_eq!(file.write_vectored_at(&bufs, 0, IoFlags::APPEND).unwrap(), 10);
         assert_eq!(file.size().unwrap(), end + 10);
+        let error = file.write_vectored_at(&many, 0, IoFlags::APPEND).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::NoMemory, 12), "{error}");
+        assert_eq!(file.size().unwrap(), end + 10);
+        assert_eq!(file.write_vectored_at(&many, 0, IoFlags::empty()).unwrap(), 20 << 20);
+    }
+    for file in places.open(OpenOptions::new().read(true), "f").map(Result::unwrap) {
+        let error = file.write_vectored_at(&many, 0, IoFlags::APPEND).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadHandle, "rights before memory");
     }
 }
 

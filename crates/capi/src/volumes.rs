@@ -1,0 +1,106 @@
+//! The volumes of a cache. Each has one handle; closing that closes the volume.
+//!
+//! Invariant: capi.C3 while one call opens or closes a volume, another open of it waits. So it finds
+//! neither a volume that is closing nor its handle.
+//!
+//! Lock: one over the map, held for one lookup or change.
+
+use crate::cache::OpenCache;
+use forebay::{Error, ErrorKind, FileIdentity, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A call opens or closes it.
+    Changing,
+    Open,
+}
+
+#[derive(Default)]
+pub(crate) struct Volumes {
+    map: Mutex<HashMap<FileIdentity, State>>,
+    changed: Condvar,
+}
+
+impl Volumes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<FileIdentity, State>> {
+        self.map.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    fn set(&self, key: FileIdentity, state: Option<State>) {
+        let mut map = self.lock();
+        match state {
+            Some(state) => map.insert(key, state),
+            None => map.remove(&key),
+        };
+        drop(map);
+        self.changed.notify_all();
+    }
+}
+
+/// The right to the one handle of a volume. Its drop gives it back.
+pub(crate) struct Held {
+    pub cache: Arc<OpenCache>,
+    key: FileIdentity,
+}
+
+impl Held {
+    /// For a call that opens the volume. `Busy` if it is open.
+    pub fn claim(cache: &Arc<OpenCache>, key: FileIdentity) -> Result<Self> {
+        let mut map = cache.volumes.lock();
+        while let Some(state) = map.get(&key) {
+            if *state == State::Open {
+                let text = "it is open on this cache: use that handle";
+                return Err(Error::new(ErrorKind::Busy, "open a volume", text));
+            }
+            map = cache.volumes.changed.wait(map).unwrap_or_else(|p| p.into_inner());
+        }
+        map.insert(key, State::Changing);
+        drop(map);
+        Ok(Self { cache: cache.clone(), key })
+    }
+
+    pub fn is_of(&self, key: FileIdentity) -> bool {
+        self.key == key
+    }
+
+    pub fn opened(&self) {
+        self.cache.volumes.set(self.key, Some(State::Open));
+    }
+
+    /// Before the volume is closed.
+    pub fn closing(&self) {
+        self.cache.volumes.set(self.key, Some(State::Changing));
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.cache.volumes.set(self.key, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::{Cache, CacheConfig};
+
+    #[test]
+    fn c3_opener_waits_for_a_close_and_is_refused_by_an_open_volume() {
+        let cache = Cache::new(CacheConfig::with_budget(4 << 20)).unwrap();
+        let cache = Arc::new(OpenCache { cache, volumes: Volumes::default() });
+        let key = FileIdentity::Inode(1, 2);
+        let first = Held::claim(&cache, key).unwrap();
+        first.opened();
+        assert_eq!(Held::claim(&cache, key).err().unwrap().kind(), ErrorKind::Busy);
+        drop(Held::claim(&cache, FileIdentity::Inode(1, 3)).unwrap());
+        first.closing();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| Held::claim(&cache, key).map(drop));
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+        assert!(cache.volumes.lock().is_empty());
+    }
+}
