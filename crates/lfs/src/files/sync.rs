@@ -149,7 +149,13 @@ impl OpenFiles {
         let is_lost = state.sync_errors.has(ino, Lost::Run);
         state.sync_errors.note_used(ino);
         let is_past = state.sync_errors.may_cover_lost(ino);
-        Some((content, state.outstanding.begin(ino, is_lost), is_past))
+        let mut begun = state.outstanding.begin(ino, is_lost);
+        // What was lost was written, punched or truncated since. If records lack the size, this
+        // write-out has it.
+        if !state.has_lost_of(ino) {
+            begun = begun.whole();
+        }
+        Some((content, begun, is_past))
     }
 
     /// Writes outstanding content before a commit without a sync (maintenance.Z15). Errors are

@@ -400,6 +400,11 @@ impl State {
         lost.flat_map(|run| of.within(run)).collect()
     }
 
+    /// Whether some content of an inode in memory is lost.
+    pub fn has_lost_of(&self, ino: u64) -> bool {
+        self.nodes.get(ino).is_some_and(|node| self.has_lost(node.inode.data_id))
+    }
+
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated
     /// since.
     pub fn has_lost(&self, data_id: u64) -> bool {
