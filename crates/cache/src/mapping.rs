@@ -92,6 +92,8 @@ pub struct Mapping {
     failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
+    /// `sticky` was set, and forgotten at a last close.
+    had_loss: AtomicBool,
     /// Slot minus index of the folio that was made last. The folios of a file that was read in
     /// order have consecutive slots: a lookup can prefetch the likely slot while it still reads the
     /// index.
@@ -133,6 +135,7 @@ impl Mapping {
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
+            had_loss: AtomicBool::new(false),
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
@@ -419,17 +422,19 @@ impl Mapping {
     }
 
     /// The last opener has closed the file, and later ones sync what is not lost. A loss that no
-    /// opener has seen stays, for the next one. So does that of a file with nothing to write: what
-    /// is cached of it is not retained.
+    /// opener has seen stays, for the next one.
     pub fn forget_seen_loss(&self) {
-        if self.is_settled() {
-            return;
-        }
         let mut sticky = self.sticky.lock();
         // Under the lock: `poison` sets `errseq` first, so a new error is seen here or set later.
-        if self.errseq.unreported().is_none() {
-            *sticky = None;
+        if self.errseq.unreported().is_none() && sticky.take().is_some() {
+            self.had_loss.store(true, Ordering::Release);
         }
+    }
+
+    /// Whether accepted bytes may be lost, also if the openers of that time have closed the file.
+    /// What is cached of such a file is not retained after its last close.
+    pub fn had_loss(&self) -> bool {
+        self.sticky.lock().is_some() || self.had_loss.load(Ordering::Acquire)
     }
 
     /// Errors that no opener has seen, for the next opener of the file.

@@ -72,7 +72,7 @@ impl Content {
     /// or an error has to be reported first.
     pub fn leave(&self, data_id: u64) -> Option<RetainedMapping> {
         let (file, mapping) = (&self.file, &self.file.mapping);
-        let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
+        let fails = mapping.unreported().is_some() || mapping.had_loss();
         // Bytes of a dropped write are not content of the file.
         let hidden = mapping.bounds.has_hidden_bytes();
         if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {

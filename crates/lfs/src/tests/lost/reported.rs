@@ -33,3 +33,29 @@ fn own_syncs_succeed_once_lost_content_is_replaced() {
         assert!(there == [[7; BLOCK], [8; BLOCK]].concat(), "{sums}: {} bytes", there.len());
     }
 }
+
+/// The story: a file that had lost a block was closed while a task used its mapping. A later opener
+/// got this mapping, with the mark of the loss, and all its syncs failed. sync_errors.E21.
+#[test]
+fn later_opener_that_gets_the_mapping_syncs_what_is_not_lost() {
+    for sums in [true, false] {
+        let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
+            let synced = prepare(&volume, &damaged, Before::Tree).await;
+            lose_block(&volume, disk, (ino, &damaged), LOST).await;
+            is_lost((ino, &damaged), &synced).await;
+            let user = volume.0.files.content("test", ino).unwrap();
+            drop(damaged);
+            let (_, later) = create(&volume, "damaged").await.unwrap();
+            write(&later, 0, &[5; BLOCK]).await.unwrap();
+            drop(user);
+            later.sync(true).await.expect("all openers of that time have closed it");
+            reads_fail((ino, &later), &[5; BLOCK]).await;
+            drop(later);
+            until_closed(&volume, disk, ino).await;
+            assert_eq!(volume.0.state.lock().left.len(), 0, "closed.Y11: it is not retained");
+        });
+        let there = found(&setup, &disk.power_cut(1), "damaged");
+        let wanted = [[5; BLOCK], [1; BLOCK], [1; BLOCK], [1; BLOCK]].concat();
+        assert!(there == wanted, "{sums}: {} bytes", there.len());
+    }
+}
