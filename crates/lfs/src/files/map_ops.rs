@@ -520,7 +520,7 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 files.with_space(|state| state.write_times(Some(self.ino))).await?;
             }
-            files.commit_all(here).await?;
+            files.commit_for_flush(here).await?;
             files.check_published(self.ino.0)
         })
     }

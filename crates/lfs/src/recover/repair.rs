@@ -326,7 +326,8 @@ impl State {
         // An inode that is not in memory gets `regrow` when it is loaded.
         let is_own = self.nodes.update(run.ino, lose).unwrap_or_else(|| self.has_lost(data_id));
         if is_own {
-            self.sync_errors.add(run.ino, Lost::Run);
+            let is_open = self.nodes.get(run.ino).is_some_and(|node| node.opens > 0);
+            self.sync_errors.add_lost(run.ino, is_open);
             self.outstanding.note_lost(run.ino);
         }
     }

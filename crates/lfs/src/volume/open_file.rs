@@ -153,6 +153,9 @@ impl VolumeFile {
             rounds += 1;
         };
         self.touch_content(privileges)?;
+        if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
+            self.commit_outstanding(false).await?;
+        }
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
@@ -192,6 +195,11 @@ impl VolumeFile {
     }
 
     async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
+        let done = self.sync_untold(data_only, here).await;
+        self.inner.files.passed_on(self.ino, done)
+    }
+
+    async fn sync_untold(&self, data_only: bool, here: bool) -> Result<()> {
         let file = self.content.get().is_some() || {
             let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
             seen.map_err(Stop::open)?.kind == FileKind::File
@@ -208,12 +216,30 @@ impl VolumeFile {
         if !file || self.inner.options.cache.is_none() {
             return self.inner.files.commit_all(here).await.and(times);
         }
+        // Before the commit, which makes the truncation of these files durable.
+        self.inner.files.write_outstanding_or_fail().await?;
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
-        let done = match here {
-            true => content.file.sync_here(handle).await,
-            false => content.file.sync(handle).await,
-        };
-        done.and(times)
+        match here {
+            true => content.file.sync_here(handle).await?,
+            false => content.file.sync(handle).await?,
+        }
+        self.commit_outstanding(here).await.and(times)
+    }
+
+    /// The result of a write for its program ([`OpenFiles::passed_on`]).
+    fn passed_on(&self, flags: IoFlags, done: Result<Wrote>) -> Result<Wrote> {
+        match flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
+            true => self.inner.files.passed_on(self.ino, done),
+            false => done,
+        }
+    }
+
+    /// Content of other files that a sync covers is durable, or this fails (outstanding.S17).
+    async fn commit_outstanding(&self, here: bool) -> Result<()> {
+        match self.inner.has_outstanding.is_set() {
+            true => self.inner.files.commit_all(here).await,
+            false => Ok(()),
+        }
     }
 
     fn touch_atime(&self) {
@@ -466,7 +492,7 @@ impl OpenFile for VolumeFile {
     ) -> BoxFuture<'_, WriteResult> {
         Box::pin(async move {
             let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
-            (buf, done)
+            (buf, self.passed_on(flags, done))
         })
     }
 
@@ -477,7 +503,8 @@ impl OpenFile for VolumeFile {
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
-        block_on(self.write_now(offset, Source::Slice(src), flags, privileges))
+        let done = block_on(self.write_now(offset, Source::Slice(src), flags, privileges));
+        self.passed_on(flags, done)
     }
 
     fn fallocate(

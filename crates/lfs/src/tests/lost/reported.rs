@@ -59,3 +59,72 @@ fn later_opener_that_gets_the_mapping_syncs_what_is_not_lost() {
         assert!(there == wanted, "{sums}: {} bytes", there.len());
     }
 }
+
+/// Makes all content of a file durable, for nobody: as the flusher does.
+async fn flush_in_background(volume: &Volume, ino: Ino) {
+    let content = volume.0.files.content("test", ino).unwrap();
+    content.file.sync_deferring_errors().await.ok();
+}
+
+/// The story: a file that was truncated to nothing lost a block, and was closed. A flush that nobody
+/// waited for met the loss first, and ended its report: each later sync succeeded. sync_errors.E21.
+#[test]
+fn flush_in_background_ends_no_report_of_loss() {
+    for sums in [true, false] {
+        on_volume(sums, async |disk, volume, (ino, damaged)| {
+            prepare(&volume, &damaged, Before::Tree).await;
+            let (other_ino, other) = create(&volume, "other").await.unwrap();
+            write(&other, 0, &[9; BLOCK]).await.unwrap();
+            volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+            lose_block_unnoticed(&volume, disk, (ino, &damaged), LOST).await;
+            write(&damaged, 0, &[8; BLOCK]).await.unwrap();
+            drop(damaged);
+            volume.checkpoint().await.expect("one file is concerned");
+            assert_eq!(volume.lost_content(9).files.len(), 1, "the repair has noticed it");
+            disk.heal();
+            for _ in 0..3 {
+                flush_in_background(&volume, other_ino).await;
+                flush_in_background(&volume, ino).await;
+            }
+            drop(other);
+            // What nobody has got an error for stays. Nothing of the other file does.
+            drop(create(&volume, "tidied").await.unwrap());
+            until_closed(&volume, disk, other_ino).await;
+            let error = volume.syncfs().await.expect_err("nobody knows of the loss").to_string();
+            assert!(error.contains("bytes 8192 to 12288"), "{sums}: {error}");
+            volume.syncfs().await.expect("it was reported, and no opener is left");
+        });
+    }
+}
+
+/// The story: a loss that showed after the last close was forgotten at the close of a later opener,
+/// which had only read the file. sync_errors.E21.
+#[test]
+fn later_opener_that_only_reads_ends_no_report_of_loss() {
+    for syncs in [false, true] {
+        on_volume(true, async |disk, volume, (ino, damaged)| {
+            write(&damaged, 0, &[1; BLOCK]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            lose_block_at_next_flush(&volume, disk, (ino, &damaged), 1).await;
+            damaged.sync(true).await.expect_err("the flush fails");
+            drop(damaged);
+            until_closed(&volume, disk, ino).await;
+            volume.checkpoint().await.expect("one file is concerned");
+            assert_eq!(volume.lost_content(9).files.len(), 1, "the repair has noticed it");
+            let (_, reader) = create(&volume, "damaged").await.unwrap();
+            assert_eq!(read(&reader, BLOCK).await, [1; BLOCK]);
+            if syncs {
+                for _ in 0..2 {
+                    reader.sync(true).await.expect_err("its block is lost");
+                }
+            }
+            drop(reader);
+            until_closed(&volume, disk, ino).await;
+            if !syncs {
+                let error = volume.syncfs().await.expect_err("nobody knows of it").to_string();
+                assert!(error.contains("bytes 4096 to 8192"), "{error}");
+            }
+            volume.syncfs().await.expect("it was reported, and no opener is left");
+        });
+    }
+}
