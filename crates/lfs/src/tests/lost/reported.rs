@@ -4,6 +4,8 @@
 
 use super::later::refuse_block;
 use super::*;
+use crate::space::Need;
+use crate::space::admission::Growth;
 
 /// The story: a file had lost a block after its last close. A later opener wrote the block again.
 /// All syncs of that opener failed, because the file was taken for one with lost content until
@@ -127,4 +129,42 @@ fn later_opener_that_only_reads_ends_no_report_of_loss() {
             volume.syncfs().await.expect("it was reported, and no opener is left");
         });
     }
+}
+
+/// The log has no space for the size of a closed file with lost content. A sync of everything makes
+/// space, and then records the size.
+#[test]
+fn size_of_closed_file_is_recorded_although_the_log_is_full() {
+    let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
+        prepare(&volume, &damaged, Before::Beyond).await;
+        let (_, removed) = create(&volume, "removed").await.unwrap();
+        for n in 0..6 {
+            write(&removed, n << 20, &[3; 1 << 20]).await.unwrap();
+        }
+        drop(removed);
+        volume.syncfs().await.unwrap();
+        lose_block(&volume, disk, (ino, &damaged), LOST).await;
+        disk.heal();
+        let (direct, keep) = (AlignedBuf::copy_of(&[7; BLOCK]), Privileges::Keep);
+        damaged.write(3 * BLOCK as u64, direct, IoFlags::DIRECT, keep).await.1.unwrap();
+        damaged.sync(true).await.expect_err("a block of it is lost");
+        drop(damaged);
+        until_closed(&volume, disk, ino).await;
+        volume.checkpoint().await.expect("one file is concerned");
+        volume.unlink(Ino::ROOT, Name::new(b"removed").unwrap()).await.unwrap();
+        volume.0.files.with_space(|state| state.write_times(None)).await.unwrap();
+        volume.0.commit_queue().await.unwrap();
+        {
+            let mut state = volume.0.state.lock();
+            while state.promise(600, Need::Urgent, Growth::default()).is_ok() {}
+            assert!(state.publish_closed_end(ino.0).is_ok(), "no opener wants the size yet");
+            state.sync_errors.note_sync_of_all();
+            let refused = state.publish_closed_end(ino.0).expect_err("the log is full");
+            assert_eq!(refused.kind(), ErrorKind::NoSpace);
+        }
+        volume.syncfs().await.expect("space was made");
+    });
+    let there = after_crash(&setup, &disk.cut_state(1), "damaged");
+    let wanted = [[1; BLOCK], [0; BLOCK], [0; BLOCK], [7; BLOCK]].concat();
+    assert!(there == wanted, "{} bytes", there.len());
 }
