@@ -10,6 +10,7 @@
 use crate::files::open_files::OpenFiles;
 use crate::names::content::Content;
 use crate::names::node::Node;
+use crate::names::times_wanted::TimesWanted;
 use crate::space::Need;
 use crate::transaction::outstanding::WriteOut;
 use crate::transaction::state::State;
@@ -35,7 +36,7 @@ impl State {
     ///
     /// # Errors
     /// Some of its content, or its size, is not.
-    pub fn check_published(&mut self, ino: u64) -> Result<()> {
+    fn check_published(&mut self, ino: u64) -> Result<()> {
         match self.unpublished_of(ino) {
             None => Ok(()),
             Some(Lost::Size) => {
@@ -127,16 +128,28 @@ impl OpenFiles {
     ///
     /// # Errors
     /// Some of its content, or its size, is not.
-    pub fn check_published(&self, ino: u64) -> Result<()> {
+    fn check_published(&self, ino: u64) -> Result<()> {
         match self.has_sync_errors.is_set() {
             true => self.state.lock().check_published(ino),
             false => Ok(()),
         }
     }
 
+    /// Makes the content of a file durable, and the times that syncs of it want.
+    pub async fn commit_file(&self, ino: Ino, times: &TimesWanted, here: bool) -> Result<()> {
+        if times.due().is_some() {
+            self.state.lock().record_wanted_times(ino, times);
+        }
+        // Read before the last ticket (times_wanted.S23).
+        let recorded = times.recorded();
+        self.commit_for_flush(here).await?;
+        times.note_durable(recorded);
+        self.check_published(ino.0)
+    }
+
     /// Makes all changes durable, for a flush that perhaps no program waits for. It writes
     /// outstanding content first. What cannot be written fails the syncs of programs only.
-    pub async fn commit_for_flush(&self, here: bool) -> Result<()> {
+    async fn commit_for_flush(&self, here: bool) -> Result<()> {
         if !self.has_outstanding.is_set() {
             return self.commit(self.last_ticket(), here).await;
         }

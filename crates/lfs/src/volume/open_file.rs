@@ -200,30 +200,38 @@ impl VolumeFile {
     }
 
     async fn sync_untold(&self, data_only: bool, here: bool) -> Result<()> {
+        let files = &self.inner.files;
         let file = self.content.get().is_some() || {
             let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
             seen.map_err(Stop::open)?.kind == FileKind::File
         };
-        let times = match data_only {
-            true => Ok(()),
-            false => self.inner.with_space(|state| state.write_times(Some(self.ino))).await,
-        };
-        // A volume that turned read-only records no times, but still makes durable what it had
-        // accepted (read_only.F11).
-        if times.is_err() && self.inner.check_running("sync").is_ok() {
-            return times;
-        }
         if !file || self.inner.options.cache.is_none() {
-            return self.inner.files.commit_all(here).await.and(times);
+            let times = if data_only { Ok(()) } else { self.record_times().await };
+            // A volume that turned read-only records no times, but still makes durable what it had
+            // accepted (read_only.F11).
+            if times.is_err() && self.inner.check_running("sync").is_ok() {
+                return times;
+            }
+            return files.commit_all(here).await.and(times);
         }
         // Before the commit, which makes the truncation of these files durable.
-        self.inner.files.write_outstanding_or_fail().await?;
+        files.write_outstanding_or_fail().await?;
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
+        let times = &content.published.times;
+        let number = (!data_only).then(|| times.want());
         match here {
             true => content.file.sync_here(handle).await?,
             false => content.file.sync(handle).await?,
         }
-        self.commit_outstanding(here).await.and(times)
+        if number.is_some_and(|number| !times.is_durable(number)) {
+            self.record_times().await?;
+            return files.commit_all(here).await;
+        }
+        self.commit_outstanding(here).await
+    }
+
+    async fn record_times(&self) -> Result<()> {
+        self.inner.with_space(|state| state.write_times(Some(self.ino))).await
     }
 
     /// The result of a write for its program ([`OpenFiles::passed_on`]).
