@@ -299,11 +299,13 @@ impl Mapping {
         self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out.
-    /// `lowest_dirty(at)` is the lowest byte from `at` on, within its folio, in a dirty block.
+    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out,
+    /// except in that of the number `ended`. `lowest_dirty(at)` is the lowest byte from `at` on,
+    /// within its folio, in a dirty block.
     pub(crate) fn lowest_unwritten(
         &self,
         from: u64,
+        ended: Option<u64>,
         lowest_dirty: impl Fn(u64) -> Option<u64>,
     ) -> u64 {
         // The dirty set is read before and after the tickets. A block that leaves it for a
@@ -325,7 +327,8 @@ impl Mapping {
         let before = dirty();
         let on_the_way = {
             let tickets = self.tickets.lock();
-            let ranges = tickets.in_flight.iter().filter_map(|(_, range)| range.as_ref());
+            let others = tickets.in_flight.iter().filter(|(number, _)| Some(*number) != ended);
+            let ranges = others.filter_map(|(_, range)| range.as_ref());
             let later = ranges.filter(|range| range.end > from);
             later.map(|range| range.start).min().unwrap_or(u64::MAX)
         };
