@@ -92,6 +92,8 @@ pub struct Mapping {
     failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
+    /// `sticky` was set, and forgotten at a last close.
+    had_loss: AtomicBool,
     /// Slot minus index of the folio that was made last. The folios of a file that was read in
     /// order have consecutive slots: a lookup can prefetch the likely slot while it still reads the
     /// index.
@@ -133,6 +135,7 @@ impl Mapping {
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
+            had_loss: AtomicBool::new(false),
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
@@ -296,11 +299,13 @@ impl Mapping {
         self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out.
-    /// `lowest_dirty(at)` is the lowest byte from `at` on, within its folio, in a dirty block.
+    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out,
+    /// except in that of the number `ended`. `lowest_dirty(at)` is the lowest byte from `at` on,
+    /// within its folio, in a dirty block.
     pub(crate) fn lowest_unwritten(
         &self,
         from: u64,
+        ended: Option<u64>,
         lowest_dirty: impl Fn(u64) -> Option<u64>,
     ) -> u64 {
         // The dirty set is read before and after the tickets. A block that leaves it for a
@@ -322,7 +327,8 @@ impl Mapping {
         let before = dirty();
         let on_the_way = {
             let tickets = self.tickets.lock();
-            let ranges = tickets.in_flight.iter().filter_map(|(_, range)| range.as_ref());
+            let others = tickets.in_flight.iter().filter(|(number, _)| Some(*number) != ended);
+            let ranges = others.filter_map(|(_, range)| range.as_ref());
             let later = ranges.filter(|range| range.end > from);
             later.map(|range| range.start).min().unwrap_or(u64::MAX)
         };
@@ -419,17 +425,19 @@ impl Mapping {
     }
 
     /// The last opener has closed the file, and later ones sync what is not lost. A loss that no
-    /// opener has seen stays, for the next one. So does that of a file with nothing to write: what
-    /// is cached of it is not retained.
+    /// opener has seen stays, for the next one.
     pub fn forget_seen_loss(&self) {
-        if self.is_settled() {
-            return;
-        }
         let mut sticky = self.sticky.lock();
         // Under the lock: `poison` sets `errseq` first, so a new error is seen here or set later.
-        if self.errseq.unreported().is_none() {
-            *sticky = None;
+        if self.errseq.unreported().is_none() && sticky.take().is_some() {
+            self.had_loss.store(true, Ordering::Release);
         }
+    }
+
+    /// Whether accepted bytes may be lost, also if the openers of that time have closed the file.
+    /// What is cached of such a file is not retained after its last close.
+    pub fn had_loss(&self) -> bool {
+        self.sticky.lock().is_some() || self.had_loss.load(Ordering::Acquire)
     }
 
     /// Errors that no opener has seen, for the next opener of the file.

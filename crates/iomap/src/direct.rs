@@ -170,7 +170,7 @@ impl MappedFile {
         let flight = flight.share();
         self.write_places(&flight, (&pieces, range.start), src, tail, flags).await?;
         let _uncut = self.mapping.bounds.uncut();
-        let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
+        let size = publishable_size(&self.cache, &self.mapping, &*self.ops, None);
         if let Some(reservation) = &flight.reservation {
             self.ops.publish(reservation, &written, size);
         }

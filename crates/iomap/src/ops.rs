@@ -421,14 +421,20 @@ pub trait MapOps: Send + Sync {
 }
 
 /// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond
-/// the published size. During a write-out that is the first block of it: a sync publishes the rest.
-/// The guard is held until the size is published:
+/// the published size. `ended`: the number of a write-out whose last bio has ended well, so its
+/// blocks are written, or dirty again. During another write-out that is the first block of it: a
+/// sync publishes the rest. The guard is held until the size is published:
 /// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
-pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
+pub(crate) fn publishable_size(
+    cache: &PageCache,
+    mapping: &Mapping,
+    ops: &dyn MapOps,
+    ended: Option<u64>,
+) -> u64 {
     // The size is read first: all blocks below it were dirty before it was shown, so each is found
     // dirty or in write-out, or is written. A longer size published earlier has been truncated by
     // the time the file grows again.
     let size = mapping.bounds.visible();
     let Some(published) = ops.published_size() else { return 0 };
-    size.min(cache.lowest_unwritten(mapping, published.min(size)))
+    size.min(cache.lowest_unwritten_except(mapping, published.min(size), ended))
 }

@@ -17,7 +17,7 @@ impl MappedFile {
     pub fn publish_size(&self) {
         if self.ops.covered_size().is_some_and(|covered| covered < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
-            let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
+            let size = publishable_size(&self.cache, &self.mapping, &*self.ops, None);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
         }
     }

@@ -180,17 +180,19 @@ impl Work {
         size_of::<Record>() as u64 + lists + sums + used + frames as u64
     }
 
-    /// Publishes the pieces of one bio, or makes them dirty again.
-    fn end_bio(&self, token: u64, result: forebay_base::Result<()>) {
+    /// Publishes the pieces of one bio, or makes them dirty again. `is_last`: all others are over.
+    fn end_bio(&self, token: u64, result: forebay_base::Result<()>, is_last: bool) {
         let owner = self.owner.as_ref().expect("P1: a record with bios on their way is filled");
-        let Owner { cache, mapping, ops, reservation, .. } = owner;
+        let Owner { cache, mapping, ops, reservation, ticket, .. } = owner;
         let range = self.bios[token as usize].pieces.clone();
         let pieces = &self.pieces[range.clone()];
         let is_bad = is_bad(&result);
         match result {
             Ok(()) => {
                 let uncut = mapping.bounds.uncut();
-                let size = publishable_size(cache, mapping, &**ops);
+                // The size goes into the record of these bytes (ops.O5).
+                let ended = is_last.then_some(ticket.number);
+                let size = publishable_size(cache, mapping, &**ops, ended);
                 ops.publish(reservation, &self.written[range], size);
                 drop(uncut);
                 end_write(cache, mapping, pieces, true);
@@ -239,7 +241,8 @@ impl EndBio for Record {
         // The list of frames is the record's alone again (records.P3).
         drop(data);
         let _over = Over(&self);
-        self.work.read().end_bio(token, result);
+        let is_last = self.left.load(Ordering::Acquire) == 1;
+        self.work.read().end_bio(token, result, is_last);
     }
 }
 

@@ -62,6 +62,9 @@ pub use space::alloc;
 pub use space::alloc::{AllocMode, AllocStats};
 pub use space::stats::{HeldBack, SpaceStats};
 pub use transaction::options::{CLEAN_PERCENT, OpenOptions};
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub use transaction::state_lock::model as lock_model;
 pub use volume::extents::{FileExtent, FreeSpace};
 pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use volume::grow::grow;

@@ -39,6 +39,7 @@
 
 pub(crate) mod commit;
 pub(crate) mod group_layout;
+pub(crate) mod group_plan;
 pub(crate) mod queue;
 pub(crate) mod staging;
 pub(crate) mod turn;
@@ -156,7 +157,7 @@ pub(crate) struct Group {
     pub head: Head,
     /// Ticket of a checkpoint's last record, and the position after it.
     pub cut: Option<(u64, Head)>,
-    /// Segments that the group has opened; they are free again if it fails.
+    /// Segments that the plan of the group opens; they are free again if it fails.
     pub opened: Vec<u32>,
 }
 

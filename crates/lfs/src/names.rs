@@ -13,3 +13,4 @@ pub(crate) mod name_cache;
 pub(crate) mod node;
 pub(crate) mod open_times;
 pub(crate) mod scan_cache;
+pub(crate) mod times_wanted;

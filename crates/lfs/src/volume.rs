@@ -327,6 +327,7 @@ impl Volume {
         let layout = state.layout;
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;
         let Parts { tree, store } = parts;
+        let staging = Arc::new(Staging::new(device.clone(), options.plant));
         let resources = Arc::new_cyclic(|me: &Weak<Resources>| Resources {
             device: device.clone(),
             world: world.clone(),
@@ -336,11 +337,11 @@ impl Volume {
             tickets: state.queue.tickets(),
             has_outstanding: state.outstanding.flag(),
             has_sync_errors: state.sync_errors.flag(),
-            state: StateLock::new(state),
+            state: StateLock::new(state, staging.clone()),
             log: forebay_base::sync::Arc::new(Log::new(head)),
             repair: Box::new(Repair(me.clone())),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
-            staging: Arc::new(Staging::new(device.clone(), options.plant)),
+            staging,
             memory: Memory::new(options, changes_peak),
             plant: options.plant,
             tree,

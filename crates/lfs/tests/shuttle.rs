@@ -3,13 +3,16 @@
 //! its own.
 //!
 //! In every schedule a task that waits for a record gets an answer (log.L8; shuttle reports a
-//! deadlock otherwise), and a record that was reported as durable was flushed (lfs.I12).
+//! deadlock otherwise), and a record that was reported as durable was flushed (lfs.I12). A hold of
+//! the state lock finds all content on the device that was reported as durable before it
+//! (state_lock.S22).
 #![cfg(shuttle)]
 
 use forebay_base::schedules::check;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, thread};
 use forebay_base::task::{BoxFuture, block_on, oneshot};
+use forebay_lfs::lock_model;
 use forebay_lfs::log_model::Model;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -82,4 +85,23 @@ fn every_waiter_gets_an_answer_when_one_is_dropped() {
             together(jobs);
         });
     }
+}
+
+/// Each of three tasks reports a block as durable, and finds it on the device. So do those who look
+/// at the blocks of the others.
+#[test]
+fn holds_find_what_was_reported_as_durable() {
+    check(|| {
+        let model = Arc::new(lock_model::Model::new(3));
+        let job = |block: u64| -> Job {
+            let model = model.clone();
+            Box::new(move || {
+                let before = model.is_on_device((block + 1) % 3);
+                model.note_durable(block);
+                assert!(model.is_on_device(block), "S22: {block}");
+                assert!(!before || model.is_on_device((block + 1) % 3), "S22: it stays so");
+            })
+        };
+        together((0..3).map(job).collect());
+    });
 }

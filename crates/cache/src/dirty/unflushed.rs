@@ -185,17 +185,17 @@ impl Unflushed {
         std::mem::take(&mut state.lost)
     }
 
-    /// Takes the completed blocks that wait for a flush, for a caller that knows that some are
-    /// lost; [`Unflushed::take_lost`] has the others. `None` while a flush of the file is in
-    /// progress.
+    /// Takes the pinned blocks that wait for a flush, for a caller that knows that some are lost;
+    /// [`Unflushed::take_lost`] has the others. Of what is not pinned the caller knows itself what
+    /// is lost: it waits for the next flush. `None` while a flush of the file is in progress.
     pub fn take_back(&self) -> Option<Covered> {
         let mut state = self.state.lock();
         state.look(self.epoch());
         if state.flushing > 0 {
             return None;
         }
-        let epoch = state.covered.epoch;
-        Some(std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() }))
+        let pinned = std::mem::take(&mut state.covered.pinned);
+        Some(Covered { pinned, unpinned: false, epoch: state.covered.epoch })
     }
 
     /// The blocks that were written again since the flush that covers them began: pinned for the

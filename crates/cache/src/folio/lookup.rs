@@ -90,7 +90,13 @@ impl PageCache {
     /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out. For
     /// callers without a folio lock.
     pub fn lowest_unwritten(&self, mapping: &Mapping, from: u64) -> u64 {
-        mapping.lowest_unwritten(from, |start| self.lowest_dirty(mapping, start))
+        self.lowest_unwritten_except(mapping, from, None)
+    }
+
+    /// [`Self::lowest_unwritten`] for the last request of the write-out with the number `ended`. Its
+    /// blocks are written, or dirty again.
+    pub fn lowest_unwritten_except(&self, mapping: &Mapping, from: u64, ended: Option<u64>) -> u64 {
+        mapping.lowest_unwritten(from, ended, |start| self.lowest_dirty(mapping, start))
     }
 
     /// The lowest byte from `from` on, within the folio of `from`, that is in a dirty block.

@@ -13,7 +13,7 @@ use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
 use crate::format::change::{Change, Size};
 use crate::names::closed::RetainedMapping;
-use crate::names::content::{Content, PendingWriteBack, PublishedSize};
+use crate::names::content::{Content, PendingWriteBack, Published};
 use crate::names::lookup::Tried;
 use crate::names::open_times::OpenTimes;
 use crate::space::Need;
@@ -49,7 +49,7 @@ impl State {
         self.close_windows(ino);
         let (content, inode) = self.nodes.update(ino, |node| {
             let content = node.content.take()?;
-            content.published.detach();
+            content.published.size.detach();
             let size = content.file.size();
             // No record may have the size while the device lacks content below it (lfs.I15).
             let is_unlogged = node.regrow && size > node.inode.size;
@@ -100,7 +100,7 @@ impl OpenFiles {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
         let _making = self.making.lock();
-        let published = Arc::new(PublishedSize::default());
+        let published = Arc::new(Published::default());
         let (size, left, ops) = {
             let mut state = self.state.lock();
             rules::regular(&*state, op, ino)?;

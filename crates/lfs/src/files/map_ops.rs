@@ -24,7 +24,7 @@ use crate::log::{Payload, Run};
 use crate::map::allocated::Told;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
-use crate::names::content::PublishedSize;
+use crate::names::content::Published;
 use crate::names::lookup::Stop;
 use crate::names::node::Node;
 use crate::space::Need;
@@ -54,7 +54,7 @@ pub(crate) struct FileOps {
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
     /// Shared with the content of the inode, if this is its map.
-    published: Arc<PublishedSize>,
+    published: Arc<Published>,
 }
 
 fn closed() -> Error {
@@ -69,7 +69,7 @@ impl FileOps {
 
     /// The map of an inode, for a caller that holds the state lock. `published`: as in the content
     /// that it will have.
-    pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<PublishedSize>) -> Self {
+    pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<Published>) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
         let accepted = state.accepted.clone();
@@ -487,6 +487,7 @@ impl MapOps for FileOps {
                 }
             }
         }
+        state.record_wanted_times(self.ino, &self.published.times);
         let is_waited_for = reservation.end_if_published() && files.end_grant(&mut state, key);
         drop(state);
         if is_waited_for {
@@ -503,11 +504,11 @@ impl MapOps for FileOps {
 
     fn published_size(&self) -> Option<u64> {
         // content.D12, content.D13.
-        self.published.get()
+        self.published.size.get()
     }
 
     fn covered_size(&self) -> Option<u64> {
-        let published = self.published.get()?;
+        let published = self.published.size.get()?;
         let Some(files) = self.with_sync_errors() else { return Some(published) };
         let state = files.state.lock();
         let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
@@ -520,8 +521,7 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 files.with_space(|state| state.write_times(Some(self.ino))).await?;
             }
-            files.commit_all(here).await?;
-            files.check_published(self.ino.0)
+            files.commit_file(self.ino, &self.published.times, here).await
         })
     }
 

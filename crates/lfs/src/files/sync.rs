@@ -10,12 +10,14 @@
 use crate::files::open_files::OpenFiles;
 use crate::names::content::Content;
 use crate::names::node::Node;
+use crate::names::times_wanted::TimesWanted;
 use crate::space::Need;
 use crate::transaction::outstanding::WriteOut;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::Ino;
 use std::sync::Arc;
 
 /// How often a sync writes outstanding content again that a failed flush has lost.
@@ -34,7 +36,7 @@ impl State {
     ///
     /// # Errors
     /// Some of its content, or its size, is not.
-    pub fn check_published(&mut self, ino: u64) -> Result<()> {
+    fn check_published(&mut self, ino: u64) -> Result<()> {
         match self.unpublished_of(ino) {
             None => Ok(()),
             Some(Lost::Size) => {
@@ -47,34 +49,64 @@ impl State {
         }
     }
 
-    /// The caller reports an error of an inode whose content may be lost. Without an opener
-    /// the loss has no other end (sync_errors.E21).
-    fn note_loss_reported(&mut self, ino: u64) {
-        if self.nodes.get(ino).is_none_or(|node| node.opens == 0) {
+    /// A program gets an error of an inode whose content may be lost. Without an opener the loss
+    /// has no other end (sync_errors.E21).
+    pub fn note_loss_reported(&mut self, ino: u64) {
+        self.sync_errors.note_seen(ino);
+        let node = self.nodes.get(ino);
+        if node.is_none_or(|node| node.opens == 0) {
+            if let Some(content) = node.and_then(|node| node.content.as_ref()) {
+                content.file.mapping.forget_seen_loss();
+            }
             self.sync_errors.note_closed(ino);
         }
     }
 
     /// After a successful commit: checks that all inodes are completely in the log. The error also
-    /// reports the losses of inodes without openers.
+    /// reports the losses of all inodes.
     ///
     /// # Errors
-    /// The error of the first inode that is not.
+    /// The error of the first inode that is not, of those with lost content if there are any.
     fn check_all_published(&mut self) -> Result<()> {
-        let mut result = Ok(());
+        let mut failed = Unwritten::default();
         for ino in self.sync_errors.inos() {
-            let done = self.check_published(ino);
-            if done.is_err() {
-                self.note_loss_reported(ino);
+            if let Err(error) = self.check_published(ino) {
+                failed.add(ino, error, self.sync_errors.fails(ino, Lost::Run));
             }
-            result = result.and(done);
         }
-        result
+        self.reported(failed)
+    }
+
+    /// The result for a program, which has seen what is lost from now on.
+    fn reported(&mut self, failed: Unwritten) -> Result<()> {
+        failed.lost.iter().for_each(|ino| self.note_loss_reported(*ino));
+        failed.error.map_or(Ok(()), Err)
+    }
+}
+
+/// Files that could not be written.
+#[derive(Default)]
+struct Unwritten {
+    /// The first error of a file that has lost content; without such a file, the first error.
+    error: Option<Error>,
+    /// The files with lost content.
+    lost: Vec<u64>,
+}
+
+impl Unwritten {
+    fn add(&mut self, ino: u64, error: Error, is_lost: bool) {
+        if is_lost && self.lost.is_empty() {
+            self.error = Some(error);
+        } else {
+            self.error.get_or_insert(error);
+        }
+        self.lost.extend(is_lost.then_some(ino));
     }
 }
 
 impl OpenFiles {
-    /// Makes all changes durable, with outstanding content.
+    /// Makes all changes durable, with outstanding content. The caller returns the error to a
+    /// program, without a wait before (sync_errors.E21).
     pub async fn commit_all(&self, here: bool) -> Result<()> {
         for _ in 0..OUTSTANDING_ROUNDS {
             // Content of a file that was closed before this call is durable if there is no entry
@@ -82,7 +114,7 @@ impl OpenFiles {
             if !self.has_outstanding.is_set() {
                 return self.commit(self.last_ticket(), here).await;
             }
-            self.write_outstanding(true).await?;
+            self.write_outstanding_or_fail().await?;
             let ticket = self.last_ticket();
             self.commit(ticket, here).await?;
             if self.state.lock().outstanding.settle(ticket) {
@@ -96,19 +128,57 @@ impl OpenFiles {
     ///
     /// # Errors
     /// Some of its content, or its size, is not.
-    pub fn check_published(&self, ino: u64) -> Result<()> {
+    fn check_published(&self, ino: u64) -> Result<()> {
         match self.has_sync_errors.is_set() {
             true => self.state.lock().check_published(ino),
             false => Ok(()),
         }
     }
 
+    /// Makes the content of a file durable, and the times that syncs of it want.
+    pub async fn commit_file(&self, ino: Ino, times: &TimesWanted, here: bool) -> Result<()> {
+        if times.due().is_some() {
+            self.state.lock().record_wanted_times(ino, times);
+        }
+        // Read before the last ticket (times_wanted.S23).
+        let recorded = times.recorded();
+        self.commit_for_flush(here).await?;
+        times.note_durable(recorded);
+        self.check_published(ino.0)
+    }
+
+    /// Makes all changes durable, for a flush that perhaps no program waits for. It writes
+    /// outstanding content first. What cannot be written fails the syncs of programs only.
+    async fn commit_for_flush(&self, here: bool) -> Result<()> {
+        if !self.has_outstanding.is_set() {
+            return self.commit(self.last_ticket(), here).await;
+        }
+        self.write_outstanding_first().await;
+        let ticket = self.last_ticket();
+        self.commit(ticket, here).await?;
+        self.state.lock().outstanding.settle(ticket);
+        Ok(())
+    }
+
+    /// Writes the outstanding content of all files, for a caller that returns the error to a
+    /// program, without a wait before (sync_errors.E21). If content cannot be written, each sync
+    /// fails until it can.
+    pub async fn write_outstanding_or_fail(&self) -> Result<()> {
+        if !self.has_outstanding.is_set() {
+            return Ok(());
+        }
+        let failed = self.write_outstanding().await;
+        match failed.error {
+            Some(_) => self.state.lock().reported(failed),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the outstanding content of all files. A file stays outstanding until it is written,
-    /// so that no other task syncs past it meanwhile. If it cannot be written, each sync fails
-    /// until it can. `reports`: the caller returns the error to a task that syncs.
-    pub async fn write_outstanding(&self, reports: bool) -> Result<()> {
+    /// so that no other task syncs past it meanwhile.
+    async fn write_outstanding(&self) -> Unwritten {
         let inos = self.state.lock().outstanding.inos();
-        let mut result = Ok(());
+        let mut failed = Unwritten::default();
         for ino in inos {
             let Some((content, mut begun, is_past)) = self.begin_outstanding(ino) else { continue };
             // Content that a repair of the log has lost is in the cache or nowhere, and the file
@@ -122,17 +192,16 @@ impl OpenFiles {
             let done = content.file.write_out().await;
             if let Err(error) = self.unless_removed(&content, done) {
                 log::warn!("content of #{ino}, which was truncated and closed: {error}");
-                result = Err(error);
-                if reports {
-                    self.state.lock().note_loss_reported(ino);
-                }
+                let state = self.state.lock();
+                let is_lost = state.sync_errors.fails(ino, Lost::Run) && state.has_lost_of(ino);
+                failed.add(ino, if is_lost { state.lost_of(ino) } else { error }, is_lost);
                 continue;
             }
             let mut state = self.state.lock();
             let upto = state.queue.last_ticket();
             state.outstanding.end(ino, begun, upto);
         }
-        result
+        failed
     }
 
     /// Records that outstanding content is about to be written. Also returns whether all openers of
@@ -149,15 +218,31 @@ impl OpenFiles {
         let is_lost = state.sync_errors.has(ino, Lost::Run);
         state.sync_errors.note_used(ino);
         let is_past = state.sync_errors.may_cover_lost(ino);
-        Some((content, state.outstanding.begin(ino, is_lost), is_past))
+        let mut begun = state.outstanding.begin(ino, is_lost);
+        // What was lost was written, punched or truncated since. If records lack the size, this
+        // write-out has it.
+        if !state.has_lost_of(ino) {
+            begun = begun.whole();
+        }
+        Some((content, begun, is_past))
     }
 
     /// Writes outstanding content before a commit without a sync (maintenance.Z15). Errors are
     /// reported by syncs.
     pub async fn write_outstanding_first(&self) {
-        if let Err(error) = self.write_outstanding(false).await {
+        if let Some(error) = self.write_outstanding().await.error {
             log::debug!("cut, and not written yet: {error}");
         }
+    }
+
+    /// The result of a sync or a durable write of a file, for the program that waits for it. An I/O
+    /// error also says that content of the file is lost, if it is.
+    pub fn passed_on<T>(&self, ino: Ino, done: Result<T>) -> Result<T> {
+        let is_lost = done.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io);
+        if is_lost && self.has_sync_errors.is_set() {
+            self.state.lock().note_loss_reported(ino.0);
+        }
+        done
     }
 
     /// Writes a file out before a rename puts it in the place of another one.
@@ -166,10 +251,7 @@ impl OpenFiles {
             self.state.lock().sync_errors.note_used(content.ino.0);
         }
         let done = self.unless_removed(content, content.file.write_out().await);
-        if done.is_err() {
-            self.state.lock().note_loss_reported(content.ino.0);
-        }
-        done
+        self.passed_on(content.ino, done)
     }
 
     /// The result of writing a file out for an operation on several files. If the inode was removed

@@ -3,9 +3,9 @@
 //!
 //! Invariants, in addition to those of [`crate::log`]: K11 a group is written with FUA, without a
 //! flush after it, only if everything before it was flushed, including the runs that its records
-//! point at. K12 the log space granted to a record is settled when the record is laid out. K13 on a
-//! volume without sums a record is written only after the runs that it names were flushed: recovery
-//! could not detect that they are missing.
+//! point at. K12 the log space granted to a record is settled in the step in which a group takes
+//! the record and plans its place. K13 on a volume without sums a record is written only after the
+//! runs that it names were flushed: recovery could not detect that they are missing.
 //!
 //! The log uses the layers above through two traits: [`RecordOwner`] owns the queue and learns
 //! which records became durable, [`DataRepair`] learns of failures and writes data again after a
@@ -20,6 +20,7 @@ use crate::fault::{Plant, Planted};
 use crate::format::place::SumAlgorithm;
 use crate::format::record::RecordKind;
 use crate::log::group_layout::Batch;
+use crate::log::group_plan::GroupPlan;
 use crate::log::turn::{FlushTurn, WriteTurn};
 use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
 use forebay_base::buf::DataRef;
@@ -30,17 +31,11 @@ use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
 /// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
-    /// Takes queued records, up to the size of a group. `None`: a run of a queued record was
-    /// written before the last of `flush_failures` failed flushes, and has to be written again
-    /// first (repair.Q1).
-    fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>>;
-
-    /// Takes a free segment for the log.
-    fn take_segment(&self) -> Result<u32>;
-
-    /// The group is laid out and takes `bytes` of the log: settles its grants (K12). The owner also
-    /// checks whether the log is so long now that something has to be done.
-    fn note_layout(&self, group: &mut Group, bytes: u64);
+    /// Takes queued records, up to the size of a group, plans their places from `head` on, and
+    /// settles their grants, in one step (K12). It also checks whether the log is so long now that
+    /// something has to be done. `None`: a run of a queued record was written before the last of
+    /// `flush_failures` failed flushes, and has to be written again first (repair.Q1).
+    fn take_group(&self, head: &Head, flush_failures: u64) -> Option<(Vec<Pending>, GroupPlan)>;
 
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
     fn requeue(&self, group: &mut Group) -> Result<()>;
@@ -48,7 +43,8 @@ pub(crate) trait RecordOwner: Send + Sync {
     /// A flush has covered the runs of the records up to this ticket (K13).
     fn on_covered(&self, ticket: u64);
 
-    /// These groups became durable: their content is found on the device from now on.
+    /// These groups became durable: their content is found on the device from now on. This takes no
+    /// lock that is held for long.
     fn on_durable(&self, groups: Vec<Group>);
 }
 
@@ -113,8 +109,8 @@ impl Committer<'_> {
     }
 
     async fn write_group(&self, mut turn: WriteTurn, here: bool) {
-        let records = match self.sound_records(&mut turn).await {
-            Ok(records) => records,
+        let (records, plan) = match self.sound_records(&mut turn).await {
+            Ok(taken) => taken,
             Err(error) => {
                 return turn.end(|ctl, group| {
                     ctl.groups.extend(group);
@@ -124,7 +120,7 @@ impl Committer<'_> {
         };
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
         let head = self.log.ctl.lock().head;
-        let (payloads, opened) = (Vec::new(), Vec::new());
+        let (payloads, opened) = (Vec::new(), plan.opened());
         turn.group = Some(Group { records, payloads, head, cut: None, opened });
         let early = self.plant.has(Planted::RecordBeforeData);
         let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
@@ -141,7 +137,7 @@ impl Committer<'_> {
             self.owner.on_covered(last_ticket(group));
         }
         let fua = self.may_use_fua(has_runs && !is_covered);
-        let done = match self.lay_out(group, durable_through) {
+        let done = match self.lay_out(group, plan, durable_through) {
             Ok(writes) => self.write_records(writes, fua, here, hold).await,
             Err(error) => Err((error, false)),
         };
@@ -223,26 +219,30 @@ impl Committer<'_> {
     }
 
     /// Takes records for a group, after a repair if one is necessary (log.L4, repair.Q1).
-    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
+    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<(Vec<Pending>, GroupPlan)> {
         loop {
-            let (repair, flush_failures) = {
+            let (repair, flush_failures, head) = {
                 let ctl = self.log.ctl.lock();
-                (ctl.repair, ctl.flush_failures)
+                (ctl.repair, ctl.flush_failures, ctl.head)
             };
             if repair {
                 self.take_back(turn).await?;
-            } else if let Some(records) = self.owner.take_queue(flush_failures) {
-                return Ok(records);
+            } else if let Some(taken) = self.owner.take_group(&head, flush_failures) {
+                return Ok(taken);
             } else {
                 self.repair.rewrite_runs(&mut [], &turn.hold()).await?;
             }
         }
     }
 
-    /// Lays the group out, and settles its granted log space (K12).
-    fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
-        let mut take = || self.owner.take_segment();
-        let mut batch = Batch::new(self.layout, group.head, durable_through, &mut take);
+    /// Lays the group out as planned (group_plan.J14).
+    fn lay_out(
+        &self,
+        group: &mut Group,
+        plan: GroupPlan,
+        durable_through: u64,
+    ) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut batch = Batch::new(self.layout, group.head, durable_through, plan.segments);
         let count = group.records.len();
         let mut failed = None;
         for (n, record) in group.records.iter().enumerate() {
@@ -259,19 +259,18 @@ impl Committer<'_> {
                 }
             }
         }
-        batch.finish();
-        let (head, opened) = (batch.head, std::mem::take(&mut batch.opened));
-        let writes = std::mem::take(&mut batch.writes);
-        let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        (group.head, group.opened) = (head, opened);
-        self.owner.note_layout(group, bytes);
-        match failed {
-            Some(error) => Err(error),
-            None => {
-                let place = |(at, bytes)| (self.layout.device_offset(at), bytes);
-                Ok(writes.into_iter().map(place).collect())
-            }
+        group.head = batch.head;
+        if let Some(error) = failed {
+            return Err(error);
         }
+        batch.finish();
+        let bytes: usize = batch.writes.iter().map(|(_, bytes)| bytes.len()).sum();
+        let (laid, planned) = ((bytes as u64, batch.head.segment, batch.head.offset), {
+            (plan.bytes, plan.segment, plan.end)
+        });
+        debug_assert_eq!(laid, planned, "J14: the layout follows the plan");
+        let place = |(at, bytes)| (self.layout.device_offset(at), bytes);
+        Ok(batch.writes.into_iter().map(place).collect())
     }
 
     async fn flush_groups(&self, turn: FlushTurn, count: usize, here: bool) {

@@ -5,26 +5,26 @@
 //! earlier one. J12 each segment but the last ends with a record that names the next one. J13 a
 //! record, and space for the one that ends the segment, lie within the segment.
 //!
-//! No locks: the holder of the write turn works on its own memory, and gets segments through a
-//! callback.
+//! The layout follows a plan ([`crate::log::group_plan`], J14), which has the segments.
+//!
+//! No locks: the holder of the write turn works on its own memory.
 
 use crate::device::layout::Layout;
 use crate::format::change::Change;
 use crate::format::place::Place;
-use crate::format::record::{
-    RECORD_ALIGN, RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind,
-};
+use crate::format::record::{RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::FILES_TREE;
+use crate::log::group_plan::{Room, align_of, end_of, room_for};
 use crate::log::{Head, Pending};
-use forebay_base::Result;
 use forebay_base::units::round_up;
+use forebay_base::{Error, ErrorKind, Result};
 
 /// A group that is being laid out.
 pub(crate) struct Batch<'a> {
     layout: &'a Layout,
-    /// Takes a segment for the log.
-    take: &'a mut dyn FnMut() -> Result<u32>,
+    /// The segments of the plan that are left.
+    segments: std::vec::IntoIter<Result<u32>>,
     /// The value of this field in every record of the group.
     durable_through: u64,
     pub head: Head,
@@ -33,28 +33,28 @@ pub(crate) struct Batch<'a> {
     part: Vec<u8>,
     /// Finished parts, with their places.
     pub writes: Vec<(Place, Vec<u8>)>,
-    pub opened: Vec<u32>,
 }
 
 impl<'a> Batch<'a> {
+    /// A group at `head`, with the segments of its plan.
     pub fn new(
         layout: &'a Layout,
         head: Head,
         durable_through: u64,
-        take: &'a mut dyn FnMut() -> Result<u32>,
+        segments: Vec<Result<u32>>,
     ) -> Self {
-        let (part, writes, opened) = (Vec::new(), Vec::new(), Vec::new());
-        Self { layout, take, durable_through, head, start: head.offset, part, writes, opened }
+        let (part, writes, segments) = (Vec::new(), Vec::new(), segments.into_iter());
+        Self { layout, segments, durable_through, head, start: head.offset, part, writes }
     }
 
     /// Adds a record; returns the place of its content.
     pub fn add(&mut self, record: &Pending, last: bool) -> Result<Option<Place>> {
-        let align = if last { self.layout.align } else { RECORD_ALIGN };
-        let segment = self.room_for(record)?;
+        let align = align_of(self.layout, last);
+        let segment = self.segment_for(record)?;
         let at = Place::new(segment, self.head.offset);
         let from = (self.head.offset - self.start) as usize;
-        let upper = self.upper(record);
-        self.part.resize(from + upper as usize, 0);
+        let upper = end_of(self.layout, at.offset, record, self.layout.align);
+        self.part.resize((upper - u64::from(self.start)) as usize, 0);
         let (geometry, fields) = (self.layout.geometry, self.fields(record.kind));
         let mut builder = RecordBuilder::new(&mut self.part[from..], at, geometry)?;
         let inline = record.payload_bytes() as usize;
@@ -105,41 +105,31 @@ impl<'a> Batch<'a> {
         self.part.truncate((self.head.offset - self.start) as usize);
     }
 
-    /// Most bytes of the record at the head, padded to the device's block.
-    fn upper(&self, record: &Pending) -> u64 {
-        let start = u64::from(self.head.offset);
-        let mut end = start + (RECORD_HEADER_BYTES + record.body.len()) as u64;
-        let inline = record.payload_bytes();
-        if inline > 0 {
-            end = round_up(end, self.layout.block_bytes()) + inline;
+    /// Ensures that the record fits at the head (J13); returns its segment.
+    fn segment_for(&mut self, record: &Pending) -> Result<u32> {
+        let Head { segment, offset, .. } = self.head;
+        match (segment, room_for(self.layout, segment, offset, record)) {
+            (Some(segment), Room::Here) => Ok(segment),
+            (Some(segment), Room::Begin) => self.open(segment),
+            (segment, room) => {
+                let fits = matches!(room, Room::Next { fits: true });
+                let next = match (self.next(), segment) {
+                    // The checkpoint wanted another segment to save space, but there is none.
+                    (Err(_), Some(segment)) if fits => return Ok(segment),
+                    (next, _) => next?,
+                };
+                if let Some(segment) = segment {
+                    self.end_segment(segment, next)?;
+                }
+                self.open(next)
+            }
         }
-        round_up(end, u64::from(self.layout.align)) - start
     }
 
-    /// Ensures that the record fits at the head (J13); returns its segment.
-    fn room_for(&mut self, record: &Pending) -> Result<u32> {
-        let tail = self.layout.next_record();
-        if let Some(segment) = self.head.segment {
-            if self.head.offset == 0 {
-                return self.open(segment);
-            }
-            let end = u64::from(self.head.offset) + self.upper(record);
-            let fits = end + tail <= self.layout.segment_bytes();
-            if fits && record.cut != Some(true) {
-                return Ok(segment);
-            }
-            let next = match (self.take)() {
-                // The checkpoint wanted another segment to save space, but there is none.
-                Err(_) if fits => return Ok(segment),
-                next => next?,
-            };
-            self.opened.push(next);
-            self.end_segment(segment, next)?;
-            return self.open(next);
-        }
-        let next = (self.take)()?;
-        self.opened.push(next);
-        self.open(next)
+    /// The next segment of the plan (J14).
+    fn next(&mut self) -> Result<u32> {
+        let none = || Error::new(ErrorKind::NoSpace, "commit", "no segment was planned");
+        self.segments.next().ok_or_else(none)?
     }
 
     /// Ends a segment with a record that names the next one (J12).

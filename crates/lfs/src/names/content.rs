@@ -5,10 +5,11 @@
 //! each hold of the lock that changes it. So a sync that finds its size published, and commits the
 //! last ticket that it reads then, makes the size durable.
 //!
-//! No locks: the volume's state lock covers it, except for [`PublishedSize`].
+//! No locks: the volume's state lock covers it, except for [`Published`].
 
 use crate::names::closed::RetainedMapping;
 use crate::names::open_times::OpenTimes;
+use crate::names::times_wanted::TimesWanted;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_iomap::{Handle, MapOps, MappedFile};
 use forebay_vfs::Ino;
@@ -48,6 +49,14 @@ impl PublishedSize {
     }
 }
 
+/// What a sync learns of an inode's mapping without the state lock.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    pub size: PublishedSize,
+    /// Syncs that want the times of the inode.
+    pub times: TimesWanted,
+}
+
 /// The cached content of an inode.
 pub(crate) struct Content {
     pub file: Arc<MappedFile>,
@@ -59,7 +68,7 @@ pub(crate) struct Content {
     pub ino: Ino,
     pub times: OpenTimes,
     /// Shared with `ops`.
-    pub published: Arc<PublishedSize>,
+    pub published: Arc<Published>,
 }
 
 impl Content {
@@ -72,7 +81,7 @@ impl Content {
     /// or an error has to be reported first.
     pub fn leave(&self, data_id: u64) -> Option<RetainedMapping> {
         let (file, mapping) = (&self.file, &self.file.mapping);
-        let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
+        let fails = mapping.unreported().is_some() || mapping.had_loss();
         // Bytes of a dropped write are not content of the file.
         let hidden = mapping.bounds.has_hidden_bytes();
         if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {

@@ -110,7 +110,7 @@ impl Node {
     /// Shows the published size to readers without the state lock (content.D13).
     pub fn show_published(&self) {
         if let Some(content) = &self.content {
-            content.published.set(self.published());
+            content.published.size.set(self.published());
         }
     }
 
@@ -118,7 +118,7 @@ impl Node {
     /// any more (content.D12).
     pub fn detach(&self) {
         if let Some(content) = &self.content {
-            content.published.detach();
+            content.published.size.detach();
         }
     }
 }

@@ -326,7 +326,8 @@ impl State {
         // An inode that is not in memory gets `regrow` when it is loaded.
         let is_own = self.nodes.update(run.ino, lose).unwrap_or_else(|| self.has_lost(data_id));
         if is_own {
-            self.sync_errors.add(run.ino, Lost::Run);
+            let is_open = self.nodes.get(run.ino).is_some_and(|node| node.opens > 0);
+            self.sync_errors.add_lost(run.ino, is_open);
             self.outstanding.note_lost(run.ino);
         }
     }
@@ -398,6 +399,11 @@ impl State {
         let next = |from: &Range<u64>| self.map.lost.next(data_id, from.end);
         let lost = std::iter::successors(self.map.lost.next(data_id, 0), next);
         lost.flat_map(|run| of.within(run)).collect()
+    }
+
+    /// Whether some content of an inode in memory is lost.
+    pub fn has_lost_of(&self, ino: u64) -> bool {
+        self.nodes.get(ino).is_some_and(|node| self.has_lost(node.inode.data_id))
     }
 
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated

@@ -2,12 +2,14 @@
 //!
 //! No locks.
 
-use crate::tests::reuse::{create, setup, write};
+use crate::tests::reuse::{create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::{OpenOptions, Volume};
 use forebay_base::IoFlags;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
+use forebay_sim::{CrashState, SimDisk};
 use forebay_vfs::types::relatime;
 use forebay_vfs::{
     Attr, FileKind, FileSystem, Ino, ManualClock, Name, NewInode, OpenFileRef, OpenFlags,
@@ -23,12 +25,17 @@ const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 struct Fixture {
     volume: Volume,
     clock: Arc<ManualClock>,
+    disk: SimDisk,
+}
+
+fn test_setup() -> Setup {
+    Setup { inode_cache_bytes: 1 << 20, ..setup(64 << 10) }
 }
 
 impl Fixture {
     /// Runs `test` on a new volume. Files `a` and `b`, of one block each, exist and are in memory.
     fn run<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F) {
-        let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(64 << 10) };
+        let setup = test_setup();
         let disk = setup.blank();
         disk.world().run(async {
             let device: DeviceRef = Arc::new(disk.clone());
@@ -43,7 +50,7 @@ impl Fixture {
             }
             world.sleep(Duration::from_secs(1)).await;
             clock.advance(SECOND);
-            test(Self { volume, clock }).await;
+            test(Self { volume, clock, disk: disk.clone() }).await;
         });
         disk.world().stop();
     }
@@ -67,6 +74,42 @@ impl Fixture {
 
     async fn attr(&self, file: &OpenFileRef) -> Attr {
         self.volume.getattr(file.ino()).await.unwrap()
+    }
+}
+
+/// The attributes of file `a` after a power loss.
+fn after_crash(state: &CrashState) -> Attr {
+    let disk = state.mount(SimWorld::new(2));
+    let attr = disk.world().run(async {
+        let volume = open(&test_setup(), &disk).await.unwrap();
+        volume.lookup(Ino::ROOT, Name::new(b"a").unwrap()).await.unwrap()
+    });
+    disk.world().stop();
+    attr
+}
+
+/// times_wanted.S23: an fsync makes the times of a file durable, with the content that it writes, or
+/// without any; an fdatasync does not.
+#[test]
+fn s23_fsync_makes_times_durable_with_or_without_content() {
+    let mut cuts = Vec::new();
+    Fixture::run(async |fixture| {
+        let file = fixture.open("a").await;
+        for written in [&[][..], &[true], &[true, false]] {
+            fixture.clock.advance(SECOND);
+            let before = fixture.attr(&file).await.mtime;
+            write(&file, 0, &[2; 4096]).await.unwrap();
+            let now = fixture.attr(&file).await.mtime;
+            assert!(now > before);
+            for data_only in written.iter().copied().chain([false]) {
+                file.sync(data_only).await.unwrap();
+                let wanted = if data_only { before } else { now };
+                cuts.push((fixture.disk.cut_state(1), wanted));
+            }
+        }
+    });
+    for (n, (state, wanted)) in cuts.iter().enumerate() {
+        assert_eq!(after_crash(state).mtime, *wanted, "S23: sync {n}");
     }
 }
 
@@ -154,10 +197,11 @@ fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
     });
 }
 
-/// One hold for a change of names. The bar for an fsync is 3, and it takes more, one in each of its
-/// steps: the grant, with the bound on changes; the publish, with the end of the reservation; the
-/// group is taken; it is laid out, with the check of what is due; it is found durable. An fsync
-/// also takes the times. A clean sync takes none: sizes, tickets, outstanding content and errors
+/// One hold for a change of names. An fdatasync takes three, one in each of its steps: the grant,
+/// with the bound on changes; the publish, with the end of the reservation; the group, which is
+/// taken, planned and counted as log, with the check of what is due. The next hold of any task
+/// learns that the group is durable (state_lock.S22). For an fsync the publish records the times
+/// (times_wanted.S23). A clean fdatasync takes none: sizes, tickets, outstanding content and errors
 /// are read from atomics (content.D13, queue.L14).
 #[test]
 fn lock_count_of_names_and_syncs_stays_low() {
@@ -186,6 +230,9 @@ fn lock_count_of_names_and_syncs_stays_low() {
         found.push(("fdatasync, clean", fixture.count(file.sync(true)).await.0));
         write(&file, 0, &[2; 4096]).await.unwrap();
         found.push(("fsync, one dirty block", fixture.count(file.sync(false)).await.0));
+        found.push(("fsync, clean", fixture.count(file.sync(false)).await.0));
+        write(&file, 4096, &[2; 4096]).await.unwrap();
+        found.push(("fdatasync, one new block", fixture.count(file.sync(true)).await.0));
         let wanted = [
             ("create", 1),
             ("close", 2),
@@ -194,9 +241,11 @@ fn lock_count_of_names_and_syncs_stays_low() {
             ("its first read", 4),
             ("getattr", 1),
             ("unlink", 1),
-            ("fdatasync, one dirty block", 5),
+            ("fdatasync, one dirty block", 3),
             ("fdatasync, clean", 0),
-            ("fsync, one dirty block", 6),
+            ("fsync, one dirty block", 3),
+            ("fsync, clean", 1),
+            ("fdatasync, one new block", 3),
         ];
         assert_eq!(found, wanted);
     });

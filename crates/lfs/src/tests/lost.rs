@@ -4,6 +4,7 @@
 //! No locks.
 
 mod later;
+mod reported;
 
 use crate::Volume;
 use crate::tests::faults::{found, synced_at_last};

@@ -1,4 +1,4 @@
-//! Places of tree nodes at which writes fail.
+//! Places of tree nodes: those at which writes fail, and those of the usage table.
 //!
 //! No locks.
 
@@ -9,9 +9,11 @@ use crate::format::usage::Segment;
 use crate::space::usage_table::usage_nodes;
 use crate::space::usage_table::write_usage;
 use crate::tests::faults::{failing, found};
-use crate::tests::reuse::{create, open, setup, write};
+use crate::tests::reuse::{check, create, open, setup, write};
+use crate::tests::setup::Setup;
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule};
@@ -151,4 +153,28 @@ fn n14_w18_full_host_makes_no_place_bad() {
         });
         disk.world().stop();
     }
+}
+
+/// usage_table.H15: the live bytes of segments include the nodes of the usage table itself, so fsck,
+/// which counts the nodes of both trees, finds no difference. The table has several nodes here.
+#[test]
+fn h15_usage_table_counts_its_own_nodes() {
+    let setup = Setup { volume_bytes: 64 << 20, ..setup(0) };
+    let disk = setup.blank();
+    let nodes = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        for n in 0..3 {
+            let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            write(&file, 0, &[1; 4096]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            volume.checkpoint().await.unwrap();
+        }
+        volume.close().await.unwrap();
+        let layout = volume.0.layout;
+        usage_nodes(layout.segments, layout.geometry, layout.seal).await.unwrap()
+    });
+    disk.world().stop();
+    assert!(nodes > 1, "{nodes} nodes");
+    let report = check(&disk.in_world(SimWorld::new(2)));
+    assert_eq!(report.findings, [], "H15");
 }

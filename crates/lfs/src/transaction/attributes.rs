@@ -6,6 +6,7 @@ use crate::format::change::Change;
 use crate::format::inode::SetAttributes;
 use crate::names::inode::time;
 use crate::names::lookup::Tried;
+use crate::names::times_wanted::TimesWanted;
 use crate::space::Need;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -154,5 +155,15 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Records the times of an inode if syncs of it want them (times_wanted.S23). If there is no
+    /// space, these syncs make some, and record the times themselves.
+    pub fn record_wanted_times(&mut self, ino: Ino, times: &TimesWanted) {
+        let Some(number) = times.due() else { return };
+        match self.write_times(Some(ino)) {
+            Ok(()) => times.note_recorded(number),
+            Err(error) => log::debug!("{ino:?}: its times are not recorded yet: {error}"),
+        }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! Locks: `ctl` of the log and the state lock, never both at once. No lock is held across a wait.
 
+use crate::format::record::RecordKind;
 use crate::log::commit::{Committer, RecordOwner};
-use crate::log::{Group, Pending};
+use crate::log::group_plan::GroupPlan;
+use crate::log::{Group, Head, Pending};
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -13,20 +15,14 @@ use std::time::Duration;
 const IDLE: Duration = Duration::from_millis(10);
 
 impl RecordOwner for Resources {
-    fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>> {
-        self.state.lock().queue.take_group(&self.layout, flush_failures)
-    }
-
-    fn take_segment(&self) -> Result<u32> {
-        self.state.lock().space.take_log()
-    }
-
-    fn note_layout(&self, group: &mut Group, bytes: u64) {
-        let mut note = |state: &mut State| state.note_layout(group, bytes);
+    fn take_group(&self, head: &Head, flush_failures: u64) -> Option<(Vec<Pending>, GroupPlan)> {
+        let mut taken = None;
+        let mut take = |state: &mut State| taken = state.take_group(head, flush_failures);
         match self.requests.maintainer() {
-            Some(maintainer) => maintainer.on_layout(&mut note),
-            None => note(&mut self.state.lock()),
+            Some(maintainer) => maintainer.on_group(&mut take),
+            None => take(&mut self.state.lock()),
         }
+        taken
     }
 
     fn requeue(&self, group: &mut Group) -> Result<()> {
@@ -38,10 +34,10 @@ impl RecordOwner for Resources {
     }
 
     fn on_durable(&self, groups: Vec<Group>) {
-        let mut any = false;
-        for group in groups {
-            any |= self.state.lock().note_durable(&group, &self.staging);
-        }
+        // A mark is due when the log becomes idle, unless it has marks alone.
+        let is_mark = |record: &Pending| record.kind == RecordKind::Mark;
+        let any = groups.iter().any(|group| !group.records.iter().all(is_mark));
+        self.state.note_durable(groups);
         if any {
             self.schedule_mark();
             self.note_change();

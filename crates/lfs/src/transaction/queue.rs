@@ -2,30 +2,37 @@
 //!
 //! Lock: the state lock, held by the caller.
 
-use crate::format::place::Place;
-use crate::format::record::RecordKind;
-use crate::log::staging::Staging;
-use crate::log::{Group, Pending};
+use crate::log::group_plan::GroupPlan;
+use crate::log::{Group, Head, Pending};
 use crate::space::Need;
 use crate::space::admission::Growth;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::Stored;
 use forebay_base::Result;
 
 impl State {
-    /// Notes that a group is laid out and takes `bytes` of the log. Settles its grants
-    /// (log.commit.K12).
-    pub fn note_layout(&mut self, group: &mut Group, bytes: u64) {
-        let content = group.records.iter().map(Pending::payload_bytes).sum();
-        self.space.log_grows(bytes, content);
+    /// Takes records for a group, plans its places from `head` on, and settles its grants
+    /// (log.commit.K12). `None`: as [`RecordQueue::take_group`](crate::log::queue::RecordQueue).
+    pub fn take_group(
+        &mut self,
+        head: &Head,
+        flush_failures: u64,
+    ) -> Option<(Vec<Pending>, GroupPlan)> {
+        let mut records = self.queue.take_group(&self.layout, flush_failures)?;
+        let space = &mut self.space;
+        let plan = GroupPlan::of(&self.layout, head, &records, &mut || space.take_log());
+        let content = records.iter().map(Pending::payload_bytes).sum();
+        self.space.log_grows(plan.bytes, content);
         if content > 0 {
             self.space.log_takes_content();
         }
-        for record in &mut group.records {
+        for record in &mut records {
             self.space.settle(std::mem::take(&mut record.cost));
         }
-        if group.head.segment.is_some() {
-            self.space.log_head(u64::from(group.head.offset));
+        if plan.segment.is_some() {
+            self.space.log_head(u64::from(plan.end));
         }
+        Some((records, plan))
     }
 
     /// Puts the records of failed groups back at the front of the queue. Frees the segments that
@@ -47,19 +54,10 @@ impl State {
         Ok(())
     }
 
-    /// Notes that a group is durable: from now on its content is read from the device. Returns
-    /// whether it has a record other than a mark. Then a mark is due when the log becomes idle.
-    pub fn note_durable(&mut self, group: &Group, staging: &Staging) -> bool {
-        for (record, at) in group.records.iter().zip(&group.payloads) {
-            let Some(mut at) = *at else { continue };
-            for payload in &record.payloads {
-                for (data_id, blocks) in &payload.blocks {
-                    self.map.resolve(*data_id, blocks, &payload.staged, at);
-                }
-                staging.forget(&payload.staged);
-                at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);
-            }
+    /// Notes that content is durable: from now on it is read from the device.
+    pub fn note_durable(&mut self, stored: &Stored) {
+        for (data_id, blocks) in &stored.blocks {
+            self.map.resolve(*data_id, blocks, &stored.staged, stored.at);
         }
-        group.records.iter().any(|record| record.kind != RecordKind::Mark)
     }
 }

@@ -39,9 +39,9 @@ pub(crate) trait Maintainer: Send + Sync {
     /// Wakes the maintenance after a request was posted.
     fn wake(&self);
 
-    /// Calls `note` with the state, which notes that a group of records is laid out. In the same
-    /// hold of the lock it checks whether a checkpoint or cleaning is due.
-    fn on_layout(&self, note: &mut dyn FnMut(&mut State));
+    /// Calls `take` with the state, which takes a group of records, and counts it as log. In the
+    /// same hold of the lock this checks whether a checkpoint or cleaning is due.
+    fn on_group(&self, take: &mut dyn FnMut(&mut State));
 }
 
 /// Requests that no job has taken yet.

@@ -2,8 +2,9 @@
 //! until the content is written again, truncated or removed.
 //!
 //! Invariant: E21 content that the device has lost fails each sync of its inode until it is written
-//! again, truncated or removed, or until the last opener of that time has closed the file. If the
-//! loss shows after that, the first error that reports it ends this.
+//! again, truncated or removed, or until the last opener of that time has closed the file. If it
+//! shows while the file has no opener, that close does not count before a program has got an error
+//! for it. A flush that no program waits for ends nothing.
 //!
 //! No locks: the volume's state lock covers it, except for the flag.
 
@@ -45,6 +46,9 @@ pub(crate) struct SyncErrors {
     /// Inodes with lost content of which all openers of that time have closed the file. True: it
     /// was opened again, or written out for a sync or a rename since.
     closed: BTreeMap<u64, bool>,
+    /// Inodes with lost content that showed while they had no opener, and that no program has got
+    /// an error for.
+    unseen: BTreeSet<u64>,
     /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
     /// Set while there is a reason.
@@ -67,19 +71,33 @@ impl SyncErrors {
         }
     }
 
+    /// Content of an inode is lost. `is_open`: it has an opener, whose syncs fail.
+    pub fn add_lost(&mut self, ino: u64, is_open: bool) {
+        self.add(ino, Lost::Run);
+        if !is_open {
+            self.unseen.insert(ino);
+        }
+    }
+
     pub fn remove(&mut self, ino: u64, reason: Lost) {
         self.reasons.remove(&(ino, reason));
         self.flag.set(!self.reasons.is_empty());
         if reason == Lost::Run {
             self.closed.remove(&ino);
+            self.unseen.remove(&ino);
         }
     }
 
     /// The last opener of the inode has closed it: later openers sync the rest of it.
     pub fn note_closed(&mut self, ino: u64) {
-        if self.has(ino, Lost::Run) {
+        if self.has(ino, Lost::Run) && !self.unseen.contains(&ino) {
             self.closed.entry(ino).or_default();
         }
+    }
+
+    /// A program gets an error for the lost content of the inode.
+    pub fn note_seen(&mut self, ino: u64) {
+        self.unseen.remove(&ino);
     }
 
     /// The inode is open again, or is written out for a sync or a rename, which need its size.
@@ -186,7 +204,7 @@ mod tests {
     fn sync_errors_of_lost_content_end_with_last_close() {
         let mut errors = SyncErrors::default();
         errors.note_closed(4);
-        errors.add(4, Lost::Run);
+        errors.add_lost(4, true);
         errors.note_used(4);
         assert!(errors.fails(4, Lost::Run) && !errors.may_cover_lost(4));
         errors.note_closed(4);
@@ -194,7 +212,26 @@ mod tests {
         assert_eq!((errors.worst(4), errors.inos()), (None, BTreeSet::from([4])));
         errors.note_used(4);
         assert!(errors.may_cover_lost(4) && errors.note_sync_of_all() == [4]);
-        errors.add(4, Lost::Run);
+        errors.add_lost(4, true);
         assert_eq!((errors.worst(4), errors.may_cover_lost(4)), (Some(Lost::Run), false));
+    }
+
+    /// E21: a loss that shows without an opener fails syncs until a program has seen it. Later
+    /// closes do not count before that.
+    #[test]
+    fn sync_errors_of_loss_without_opener_end_after_program_has_seen_it() {
+        let mut errors = SyncErrors::default();
+        errors.add_lost(4, false);
+        errors.note_closed(4);
+        assert_eq!(errors.worst(4), Some(Lost::Run), "the close of a later opener");
+        errors.note_seen(4);
+        assert_eq!(errors.worst(4), Some(Lost::Run), "until it is closed");
+        errors.note_closed(4);
+        assert_eq!(errors.worst(4), None);
+        errors.add_lost(4, false);
+        errors.remove(4, Lost::Run);
+        errors.add_lost(4, true);
+        errors.note_closed(4);
+        assert_eq!(errors.worst(4), None, "the first loss has healed");
     }
 }

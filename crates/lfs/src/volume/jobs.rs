@@ -69,12 +69,12 @@ impl Maintainer for Inner {
 
     /// Runs for each group of records. So it examines the state directly, in the hold of the lock
     /// that counts the group as log, and wakes the task only if a job is due. If the group fails,
-    /// it is laid out again, which comes here again.
-    fn on_layout(&self, note: &mut dyn FnMut(&mut State)) {
+    /// its records are taken again, which comes here again.
+    fn on_group(&self, take: &mut dyn FnMut(&mut State)) {
         let begun = self.maintenance.control.lock().freeing_bytes;
         let (reasons, is_low, removed) = {
             let mut state = self.state.lock();
-            note(&mut state);
+            take(&mut state);
             let removed = self.removed_to_free(&state, begun);
             (self.reasons_to_checkpoint(&state), self.cleaner.is_low(&mut state), removed)
         };

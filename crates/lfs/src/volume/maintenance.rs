@@ -20,17 +20,16 @@
 //! left.
 //!
 //! Invariants: Z11 `NoSpace` is reported only if two checkpoints and the cleaner made no space.
-//! Then all dead segments are free, and few dead bytes lie in live ones. Z12 space is made while no
-//! lock and no reservation is held (`transaction::requests`). Z14 a recorded change, synced or not,
-//! is in a checkpoint after `checkpoint_age` plus the time of a checkpoint. In a busy volume it
-//! takes at most four times `checkpoint_age`. So an idle volume opens at once, and changes that no
-//! client syncs become durable, too. Z15 a checkpoint that no sync asked for has outstanding
-//! content (`files::sync`) written first, if that succeeds. Its reason may be age, size, or much
-//! memory. Only a job that makes space does not do so, because writing outstanding content may
-//! itself wait for space. Z16 when the task ends, even by a panic or with its world, it refuses the
-//! remaining requests. Z17 a checkpoint by size merges at least one change, so its own mark makes
-//! no other one due. Otherwise the task would take the turn of checkpoints for ever, and a close
-//! would wait for it.
+//! Then all dead segments are free, and few dead bytes lie in live ones. Z14 a recorded change,
+//! synced or not, is in a checkpoint after `checkpoint_age` plus the time of a checkpoint. In a
+//! busy volume it takes at most four times `checkpoint_age`. So an idle volume opens at once, and
+//! changes that no client syncs become durable, too. Z15 a checkpoint that no sync asked for has
+//! outstanding content (`files::sync`) written first, if that succeeds. Its reason may be age,
+//! size, or much memory. Only a job that makes space does not do so, because writing outstanding
+//! content may itself wait for space. Z16 when the task ends, even by a panic or with its world, it
+//! refuses the remaining requests. Z17 a checkpoint by size merges at least one change, so its own
+//! mark makes no other one due. Otherwise the task would take the turn of checkpoints for ever, and
+//! a close would wait for it.
 //!
 //! Locks: the state lock, the `control` lock and the lock of the requests, one at a time. None is
 //! held across a wait, nor while a job is polled.

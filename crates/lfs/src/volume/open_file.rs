@@ -153,6 +153,9 @@ impl VolumeFile {
             rounds += 1;
         };
         self.touch_content(privileges)?;
+        if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
+            self.commit_outstanding(false).await?;
+        }
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
@@ -192,28 +195,59 @@ impl VolumeFile {
     }
 
     async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
+        let done = self.sync_untold(data_only, here).await;
+        self.inner.files.passed_on(self.ino, done)
+    }
+
+    async fn sync_untold(&self, data_only: bool, here: bool) -> Result<()> {
+        let files = &self.inner.files;
         let file = self.content.get().is_some() || {
             let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
             seen.map_err(Stop::open)?.kind == FileKind::File
         };
-        let times = match data_only {
-            true => Ok(()),
-            false => self.inner.with_space(|state| state.write_times(Some(self.ino))).await,
-        };
-        // A volume that turned read-only records no times, but still makes durable what it had
-        // accepted (read_only.F11).
-        if times.is_err() && self.inner.check_running("sync").is_ok() {
-            return times;
-        }
         if !file || self.inner.options.cache.is_none() {
-            return self.inner.files.commit_all(here).await.and(times);
+            let times = if data_only { Ok(()) } else { self.record_times().await };
+            // A volume that turned read-only records no times, but still makes durable what it had
+            // accepted (read_only.F11).
+            if times.is_err() && self.inner.check_running("sync").is_ok() {
+                return times;
+            }
+            return files.commit_all(here).await.and(times);
         }
+        // Before the commit, which makes the truncation of these files durable.
+        files.write_outstanding_or_fail().await?;
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
-        let done = match here {
-            true => content.file.sync_here(handle).await,
-            false => content.file.sync(handle).await,
-        };
-        done.and(times)
+        let times = &content.published.times;
+        let number = (!data_only).then(|| times.want());
+        match here {
+            true => content.file.sync_here(handle).await?,
+            false => content.file.sync(handle).await?,
+        }
+        if number.is_some_and(|number| !times.is_durable(number)) {
+            self.record_times().await?;
+            return files.commit_all(here).await;
+        }
+        self.commit_outstanding(here).await
+    }
+
+    async fn record_times(&self) -> Result<()> {
+        self.inner.with_space(|state| state.write_times(Some(self.ino))).await
+    }
+
+    /// The result of a write for its program ([`OpenFiles::passed_on`]).
+    fn passed_on(&self, flags: IoFlags, done: Result<Wrote>) -> Result<Wrote> {
+        match flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
+            true => self.inner.files.passed_on(self.ino, done),
+            false => done,
+        }
+    }
+
+    /// Content of other files that a sync covers is durable, or this fails (outstanding.S17).
+    async fn commit_outstanding(&self, here: bool) -> Result<()> {
+        match self.inner.has_outstanding.is_set() {
+            true => self.inner.files.commit_all(here).await,
+            false => Ok(()),
+        }
     }
 
     fn touch_atime(&self) {
@@ -466,7 +500,7 @@ impl OpenFile for VolumeFile {
     ) -> BoxFuture<'_, WriteResult> {
         Box::pin(async move {
             let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
-            (buf, done)
+            (buf, self.passed_on(flags, done))
         })
     }
 
@@ -477,7 +511,8 @@ impl OpenFile for VolumeFile {
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
-        block_on(self.write_now(offset, Source::Slice(src), flags, privileges))
+        let done = block_on(self.write_now(offset, Source::Slice(src), flags, privileges));
+        self.passed_on(flags, done)
     }
 
     fn fallocate(

@@ -53,6 +53,29 @@ fn o5_durable_write_above_dirty_blocks_is_found() {
     }
 }
 
+/// The last bio of a write-out publishes the size with the bytes below it, so a sync need not. A
+/// block that is dirty again by then holds the size back.
+#[test]
+fn o5_write_out_publishes_the_size_with_its_bytes() {
+    for appends in [false, true] {
+        let (lab, map) = growing();
+        lab.run(async {
+            let end = 2 * BLOCK + 100;
+            lab.write(0, &vec![1; end as usize], IoFlags::START_WRITEBACK).await;
+            assert_eq!((map.published_size(), lab.file.mapping.write_outs()), (Some(0), 1));
+            if appends {
+                let append = pin!(lab.write(end, &[2; 100], NONE));
+                at_once(append).expect("the write-out has a copy of the block");
+            }
+            lab.file.mapping.wait_write_outs().await;
+            let written = if appends { 2 * BLOCK } else { end };
+            assert_eq!(map.published_size(), Some(written), "{appends}");
+            lab.sync().await.unwrap();
+            assert_eq!(map.published_size(), Some(lab.file.size()));
+        });
+    }
+}
+
 /// The story continues: a write below the dirty blocks was lost, too, which held the size back from
 /// behind it, in the same folio or in the next one.
 #[test]

@@ -220,3 +220,28 @@ impl Request<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::place::{Geometry, Seal};
+
+    /// T23: only neighbours in the file and in the segment join, whenever they were taken.
+    #[test]
+    fn t23_neighbours_in_file_and_segment_are_one_place() {
+        let (geometry, seal) = (Geometry::with_segment_shift(20), Seal::new(&[1; 16]));
+        let (nonce, data_start, align) = ([1; 16], 16384, 512);
+        let layout = Layout { geometry, seal, nonce, data_start, segments: 9, align };
+        let (room, end) = (Room::new(&layout), layout.segment_bytes());
+        let lens = |runs: &[(u64, Run)]| {
+            let mut places = Vec::new();
+            runs.iter().for_each(|(offset, run)| push(&mut places, &layout, &room, *offset, *run));
+            places.iter().map(|place| place.len).collect::<Vec<_>>()
+        };
+        assert_eq!(lens(&[(0, (end, 4096)), (4096, (end + 4096, 8192))]), [12288], "T23");
+        assert_eq!(lens(&[(0, (end, 4096)), (8192, (end + 4096, 4096))]), [4096; 2], "file");
+        assert_eq!(lens(&[(0, (end, 4096)), (4096, (end + 8192, 4096))]), [4096; 2], "segment");
+        let over_the_end = [(0, (2 * end - 4096, 4096)), (4096, (2 * end, 4096))];
+        assert_eq!(lens(&over_the_end), [4096; 2], "neighbours on the device alone");
+    }
+}

@@ -36,8 +36,8 @@ async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) 
     (ino, file)
 }
 
-/// Windows are returned on close, truncate and unlink, and after 30 idle seconds. `statfs` reports
-/// the same with and without an open window, and only the content counts as used.
+/// alloc.A13: windows are returned on close, truncate and unlink, and after 30 idle seconds. `statfs`
+/// reports the same with and without an open window, and only the content counts as used.
 #[test]
 fn a7_windows_are_returned_and_statfs_is_honest() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
@@ -76,8 +76,8 @@ fn a7_windows_are_returned_and_statfs_is_honest() {
     });
 }
 
-/// Windows of many files hold at most an eighth of the free space. A writer that needs this space
-/// gets it: a write is refused only when all space is used.
+/// alloc.A13: windows of many files hold at most an eighth of the free space. A writer that needs
+/// this space gets it: a write is refused only when all space is used.
 #[test]
 fn a7_no_space_only_when_windows_are_gone() {
     for seed in seeds(3) {
@@ -125,8 +125,8 @@ async fn quiet(volume: &Volume) {
     }
 }
 
-/// A request that finds space for a part of it only is refused and gives that part back, in each
-/// mode and concurrently with others like it. Older content stays readable.
+/// places.T21: a request that finds space for a part of it only is refused and gives that part back,
+/// in each mode and concurrently with others like it. Older content stays readable.
 #[test]
 fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     for mode in AllocMode::ALL {
@@ -169,7 +169,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     }
 }
 
-/// A write that is dropped while it waits releases its turn, and gives back its blocks.
+/// places.T21: a write that is dropped while it waits releases its turn, and gives back its blocks.
 #[test]
 fn a5_dropped_write_returns_turn_and_blocks() {
     for mode in AllocMode::ALL {
@@ -309,5 +309,33 @@ fn a9_free_space_fragments_no_more_than_with_interleaved_allocator() {
         assert!(length > 2 * plain_length, "seed {seed}: {length} bytes, {plain_length}");
         // The leftovers of one round's windows only: each round uses those of the round before.
         assert!(idle <= 8 * 256 * KIB, "seed {seed}: {idle} bytes lie idle");
+    }
+}
+
+/// alloc.A12: while the device is slow with the write of one request, another request gets its blocks
+/// and writes them. Neither the turn of `serialized` nor a lock is held during I/O.
+#[test]
+fn a12_nothing_is_held_during_io() {
+    for mode in AllocMode::ALL {
+        let lab = Lab { pages: 0, ..Lab::new(1, 10, mode) };
+        lab.run(async |volume| {
+            let second = Duration::from_secs(1).as_nanos() as u64;
+            let mut writers = Vec::new();
+            for tag in 0..2 {
+                let (_, file) = create(&volume, &format!("f{tag}")).await;
+                let world = lab.world();
+                let writer: BoxFuture<'static, u64> = Box::pin(async move {
+                    write(&file, tag, 0, LARGE, DIRECT).await.unwrap();
+                    world.now()
+                });
+                writers.push(writer);
+            }
+            lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(second)));
+            let began = lab.world().now();
+            let mut ends = lab.run_concurrently(writers).await;
+            ends.sort_unstable();
+            let [quick, slow] = [ends[0] - began, ends[1] - began];
+            assert!(slow >= second && quick < second / 2, "{mode}: {quick} and {slow} ns");
+        });
     }
 }

@@ -259,7 +259,7 @@ fn lost_block_that_is_cached_is_written_elsewhere() {
 }
 
 /// The place of a block fails reads and writes from now on, and the next flush fails.
-async fn refuse_block(volume: &Volume, disk: &SimDisk, ino: Ino, block: u64) {
+pub(super) async fn refuse_block(volume: &Volume, disk: &SimDisk, ino: Ino, block: u64) {
     let place = place_of(volume, ino, block).await;
     for op in [BioOp::Read, BioOp::Write] {
         disk.inject(failing(op).within(place.clone()).sticky());
