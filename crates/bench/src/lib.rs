@@ -67,7 +67,7 @@ const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
     (
         "loop",
         "the image opened with and without O_DIRECT, and the kernel's loop",
-        &["cells", "depth", "memory", "sparse"],
+        &["cells", "depth", "memory", "sparse", "attached"],
         looped::run,
     ),
     (

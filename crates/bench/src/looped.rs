@@ -1,7 +1,7 @@
 //! `loop`: the eight cells of the table in the kernel patch for direct I/O of loop devices (16 jobs
 //! and 1 job; randread, read, randwrite, write), by fio over NBD. The image is opened with O_DIRECT
 //! and without, with `--mode cached` in both. The kernel's loop device is measured for comparison,
-//! as well as memory and context switches.
+//! as well as memory and context switches. `attached` has the same cells on an ext4 above `attach`.
 //!
 //! Invariants: B1 each slice starts cold, with its own server or loop device and the image out of
 //! the page cache. B2 the server, or fio on a loop device, runs in a memory cgroup of budget + 256
@@ -10,6 +10,7 @@
 //! the kernel workers that submit its I/O and write back. `machine_..` covers the whole machine
 //! with the clients, for both.
 
+mod attached;
 mod fio;
 
 use self::fio::{Jobs, Place, nbd_flush};
@@ -40,6 +41,8 @@ const PATTERNS: [(&str, f64); 4] =
     [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
 /// Suffix, jobs, and each job's share of the image. The patch has 16 x 400M and 1 x 4000M.
 const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
+/// The parts that use one image without a file system.
+const PARTS_OF_IMAGE: [&str; 4] = ["cells", "depth", "memory", "sparse"];
 /// Bar: MiB in the page cache in addition to I/O in flight.
 const GROWTH_MIB: f64 = 16.0;
 
@@ -62,6 +65,14 @@ struct Bench<'a> {
 /// Runs all parts.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
+    if options.wants("attached")
+        && let Err(e) = attached::run(options, &mut report)
+    {
+        report.left_out("loop attached", e);
+    }
+    if PARTS_OF_IMAGE.iter().all(|part| !options.wants(part)) {
+        return Ok(report);
+    }
     if let Err(e) = client::available().and_then(|()| forebay_binary()) {
         report.left_out("loop", e);
         return Ok(report);

@@ -1,6 +1,7 @@
 //! The programs and caches that are compared: Forebay, the kernel, other servers, and the client
 //! that drives them.
 
+pub mod attached;
 pub mod connection;
 pub mod counted;
 pub mod empty;

@@ -103,6 +103,9 @@ pub struct Options {
     /// Bytes for requests that wait: data of writes and replies, and the kernel's own read-ahead
     /// and write-back. Above this limit the kernel holds its requests back.
     pub request_bytes: u64,
+    /// The kernel's own requests (read-ahead, write-back, direct I/O of a loop device) in progress
+    /// at a time, if more than `request_bytes` has space for at 1 MiB each: most are shorter.
+    pub background_min: u16,
     /// Longest time from a request to its answer; later it is answered EIO. `None`: no limit.
     pub request_timeout: Option<Duration>,
 }
@@ -120,6 +123,7 @@ impl Default for Options {
             threads: None,
             inodes_max: Self::inodes_for(256 << 20),
             request_bytes: 64 << 20,
+            background_min: 4,
             request_timeout: None,
         }
     }
@@ -159,7 +163,12 @@ impl Options {
 
     /// Most bytes of requests that wait.
     pub(crate) fn payload_max(&self) -> u64 {
-        u64::from(self.background()) * PAYLOAD_MAX as u64
+        u64::from(self.longest_requests()) * PAYLOAD_MAX as u64
+    }
+
+    /// Requests of the greatest length that `request_bytes` has space for.
+    fn longest_requests(&self) -> u16 {
+        (self.request_bytes / PAYLOAD_MAX as u64).clamp(4, 256) as u16
     }
 
     /// The kernel's own limit in seconds, 0 for none. It ends the whole connection, so the daemon's
@@ -174,12 +183,27 @@ impl Options {
 
     /// Most requests of the kernel's own (read-ahead, write-back) in progress at a time.
     pub(crate) fn background(&self) -> u16 {
-        (self.request_bytes / PAYLOAD_MAX as u64).clamp(4, 256) as u16
+        self.longest_requests().max(self.background_min)
     }
 
     /// The number of reader threads.
     pub(crate) fn thread_count(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or(processors).clamp(1, 64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel may have more short requests in progress than there is memory for long ones.
+    #[test]
+    fn background_min_raises_the_number_of_requests_alone() {
+        let few = Options { request_bytes: 8 << 20, ..Options::default() };
+        assert_eq!((few.background(), few.payload_max()), (8, 8 << 20));
+        let many = Options { background_min: 128, ..few.clone() };
+        assert_eq!((many.background(), many.payload_max()), (128, 8 << 20));
+        assert_eq!(many.memory_bound(), few.memory_bound());
     }
 }

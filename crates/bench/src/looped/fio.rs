@@ -1,5 +1,5 @@
-//! One fio run of the bench `loop`: jobs in one image, over NBD or on a loop device, timed until
-//! their writes are synced.
+//! One fio run of the bench `loop`: jobs in one image, over NBD or on a loop device, or in files,
+//! timed until their writes are synced.
 //!
 //! Invariant: J1 the time of a slice is fio's run time and the time of the sync after it. It does
 //! not include fio's start, connection and report.
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Jobs of one kind, each in its own part of the image.
+/// Jobs of one kind, each in its own part of the image, or in its own file.
 #[derive(Clone, Copy, Debug)]
 pub struct Jobs {
     /// fio's `rw`.
@@ -24,7 +24,7 @@ pub struct Jobs {
     pub count: u32,
     /// Requests in flight for each job.
     pub depth: u32,
-    /// Bytes of the image for each job.
+    /// Bytes for each job.
     pub each: u64,
     /// Longest time; a sequential job ends earlier, at the end of its part.
     pub millis: u64,
@@ -38,6 +38,8 @@ pub enum Place<'a> {
     Nbd(&'a Path),
     /// A block device, through the kernel's page cache.
     Device(&'a Path),
+    /// Files of a directory through the kernel's page cache: NAME.0 for the first job, and so on.
+    Files(&'a Path, &'static str),
 }
 
 impl Default for Jobs {
@@ -72,13 +74,21 @@ impl Jobs {
                 command.arg("--ioengine=psync").arg("--direct=0");
                 command.arg(format!("--filename={}", path.display()));
             }
+            Place::Files(dir, name) => {
+                command.arg("--ioengine=psync").arg("--direct=0");
+                command.arg(format!("--directory={}", dir.display()));
+                command.arg(format!("--filename_format={name}.$jobnum"));
+            }
         }
         command.args(["--name=job", "--thread=1", "--group_reporting=1", "--norandommap=1"]);
         command.args(["--randrepeat=0", "--allow_file_create=0"]);
         let Self { rw, block, count, depth, each, millis, seed } = self;
         command.arg(format!("--rw={rw}")).arg(format!("--bs={block}"));
         command.arg(format!("--numjobs={count}")).arg(format!("--iodepth={depth}"));
-        command.arg(format!("--size={each}")).arg(format!("--offset_increment={each}"));
+        command.arg(format!("--size={each}"));
+        if !matches!(place, Place::Files(..)) {
+            command.arg(format!("--offset_increment={each}"));
+        }
         command.arg(format!("--runtime={millis}ms")).arg(format!("--randseed={seed}"));
         if rw.starts_with("rand") {
             command.arg("--time_based=1");

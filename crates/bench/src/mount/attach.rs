@@ -15,17 +15,16 @@ use crate::harness::meter::MachineTime;
 use crate::harness::options::Options;
 use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report};
+use crate::rivals::attached::Attached;
 use crate::rivals::empty::Empty;
 use crate::rivals::fio;
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::loopdev::LoopDev;
-use crate::rivals::mounted::forebay;
 use crate::rivals::server::program_exists;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::OFlags;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -34,28 +33,6 @@ use std::time::Duration;
 
 const DEPTH: u32 = 32;
 const SECTOR: u32 = 4096;
-
-/// A device of `forebay attach`, detached on drop.
-struct Attached(PathBuf);
-
-impl Attached {
-    fn new(options: &Options, image: &Path, cache: u64) -> Result<Self> {
-        let (cache, aio) = (cache.to_string(), options.aio.as_str());
-        let words = ["--cache-size", &cache, "--aio", aio, "--mode", "cached"].map(OsStr::new);
-        let said = forebay(&[&["attach".as_ref(), image.as_os_str()], &words[..]].concat())?;
-        let device = said.lines().next().unwrap_or_default().trim();
-        if device.starts_with("/dev/") {
-            return Ok(Self(device.into()));
-        }
-        Err(Error::new(ErrorKind::Io, "attach", said))
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let _detached = forebay(&["detach".as_ref(), self.0.as_os_str()]);
-    }
-}
 
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
@@ -66,14 +43,16 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let image = Image::create(&options.dir, "attach", size, options.keep)?;
     let for_buffered = Image::create(&options.dir, "attach-buffered", size, options.keep)?;
     let for_direct = Image::create(&options.dir, "attach-direct", size, options.keep)?;
-    let ours = Attached::new(options, image.path(), 2 * size + 64 * MIB)?;
-    read_through(&ours.0, size)?;
+    let cache = (2 * size + 64 * MIB).to_string();
+    let words = ["--cache-size", &cache, "--aio", &options.aio, "--mode", "cached"];
+    let ours = Attached::new(image.path(), &words)?;
+    read_through(ours.path(), size)?;
     let empty = Empty::plain(&options.dir, "attach")?;
     let file = empty.path().join("disk");
     let made = File::create(&file).and_then(|file| file.set_len(size));
     made.map_err(|e| Error::from_io("make", e).with_path(&file))?;
     let devices = [
-        ("mount", Ok(ours.0.clone()), None),
+        ("mount", Ok(ours.path().to_path_buf()), None),
         loop_on("empty-fuse", &file, true),
         loop_on("kernel-loop-buffered", for_buffered.path(), false),
         loop_on("kernel-loop-direct", for_direct.path(), true),

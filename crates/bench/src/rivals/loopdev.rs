@@ -78,7 +78,7 @@ impl FsKind {
     }
 
     /// Runs its mkfs, with discards disabled.
-    fn make(self, device: &OsStr) -> Result<String> {
+    pub fn make(self, device: &OsStr) -> Result<String> {
         match self {
             Self::Xfs => call("mkfs.xfs", &["-q".as_ref(), "-f".as_ref(), "-K".as_ref(), device]),
             Self::Ext4 => {
@@ -99,9 +99,13 @@ impl FsKind {
     }
 }
 
+/// A directory with a place for an image, and with a directory to mount it on. Drop unmounts and
+/// removes all of it.
+pub struct Folder(PathBuf);
+
 /// A file system on a loop device with its own image file; unmounted, detached and removed on drop.
 pub struct LoopFs {
-    folder: PathBuf,
+    folder: Folder,
     kind: FsKind,
     mount: &'static str,
     /// `None` only while dropping or after a failed start.
@@ -215,6 +219,37 @@ impl Drop for LoopDev {
     }
 }
 
+impl Folder {
+    /// Makes it below `dir`; `name` distinguishes the directories of several benches.
+    pub fn new(dir: &Path, name: &str) -> Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        sweep(dir);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let this = Self(dir.join(format!("{PREFIX}{name}-{serial}-{}", std::process::id())));
+        let fail = |e| Error::from_io("make", e).with_path(this.0.clone());
+        fs::create_dir(&this.0).map_err(fail)?;
+        fs::create_dir(this.mount()).map_err(fail)?;
+        Ok(this)
+    }
+
+    /// The path of the image.
+    pub fn image(&self) -> PathBuf {
+        image_in(&self.0)
+    }
+
+    /// The mount point.
+    pub fn mount(&self) -> PathBuf {
+        self.0.join("mnt")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        unmount(&self.mount());
+        remove(&self.0);
+    }
+}
+
 impl LoopFs {
     /// Makes a sparse file of `size` bytes below `dir`, a loop device on it, and a mounted file
     /// system on that. `name` distinguishes the file systems of several benches.
@@ -225,15 +260,9 @@ impl LoopFs {
     /// Makes a file of `size` bytes below `dir`, a loop device on it and a mounted file system on
     /// that. `how` sets the file's allocation, the loop device and the mount options.
     pub fn with(dir: &Path, name: &str, size: u64, kind: FsKind, how: &Making) -> Result<Self> {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
-        sweep(dir);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let folder = dir.join(format!("{PREFIX}{name}-{serial}-{}", std::process::id()));
+        let folder = Folder::new(dir, name)?;
         let mut this = Self { folder, kind, mount: how.mount, device: None };
-        let fail = |e| Error::from_io("make", e).with_path(this.folder.clone());
-        fs::create_dir(&this.folder).map_err(fail)?;
-        fs::create_dir(this.path()).map_err(fail)?;
-        let image = image_in(&this.folder);
+        let image = this.folder.image();
         how.backing.make(&image, size)?;
         this.device = Some(LoopDev::attach_with(&image, how.direct, how.sector)?);
         kind.make(this.device().path().as_os_str())?;
@@ -260,7 +289,7 @@ impl LoopFs {
 
     /// The mount point.
     pub fn path(&self) -> PathBuf {
-        self.folder.join("mnt")
+        self.folder.mount()
     }
 
     /// The loop device below.
@@ -280,9 +309,9 @@ impl LoopFs {
 
 impl Drop for LoopFs {
     fn drop(&mut self) {
-        unmount(&self.folder.join("mnt"));
+        // The folder is removed after the device is detached.
+        unmount(&self.path());
         drop(self.device.take());
-        remove(&self.folder);
     }
 }
 
@@ -291,7 +320,7 @@ fn image_in(folder: &Path) -> PathBuf {
 }
 
 /// Unmounts; lazily if it is in use, so that no mount outlives its bench.
-fn unmount(at: &Path) {
+pub fn unmount(at: &Path) {
     if mounted(at) && call("umount", &[at]).is_err() {
         let _ = call("umount", &[OsStr::new("--lazy"), at.as_os_str()]);
     }

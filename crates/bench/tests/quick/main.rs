@@ -242,6 +242,16 @@ fn loop_reports_every_row_and_ratio() {
             ("ours-mode-direct", "randread_depth16_rate"),
         ],
     );
+    if !ran(&json, "loop attached") {
+        return;
+    }
+    for variant in ["attach", "kernel-loop-buffered", "kernel-loop-direct"] {
+        for layout in ["16jobs", "1job"] {
+            for metric in ["rate", "machine_switches_per_io", "machine_cpu_per_io", "memory"] {
+                check_rows(&json, &[(variant, &format!("attached_randwrite_{layout}_{metric}"))]);
+            }
+        }
+    }
 }
 
 #[test]

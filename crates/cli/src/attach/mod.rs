@@ -109,6 +109,10 @@ fn check(args: &AttachArgs) -> Outcome {
     args.cache.size(CACHE_MIN).map(drop)
 }
 
+/// Requests of a device in progress at a time, whatever the size of the cache: as many as the
+/// kernel's loop device has.
+const DEPTH: u16 = 128;
+
 /// What is served.
 struct Source {
     export: Arc<dyn Export>,
@@ -166,6 +170,8 @@ fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
         cache: CacheMode::Own,
         inodes_max: 1024,
         request_bytes: (whole / 8).clamp(8 * MIB, 64 * MIB),
+        // Each request of the loop device counts as the kernel's own.
+        background_min: DEPTH,
         ..Options::default()
     };
     let (bound, shown) = (how.memory_bound(), format_size(whole));

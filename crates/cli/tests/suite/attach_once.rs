@@ -32,6 +32,20 @@ fn default_device_under_a_file_system_caches_nothing_twice() {
     }
 }
 
+/// The story: with a small cache the kernel had 8 requests in progress at most, so 16 readers of a
+/// file system above waited for each other. The kernel's loop device has 128.
+#[test]
+fn device_with_a_small_cache_has_many_requests_in_progress() {
+    if !may_run() {
+        return;
+    }
+    let front = Front::new(Kind::DeviceImage, &[]);
+    std::fs::create_dir(front.place.folder.path("fusectl")).expect("a directory");
+    let line = "mount -t fusectl none fusectl && cat fusectl/*/max_background; umount fusectl";
+    let limits = front.place.run("sh", &["-c", line]);
+    assert!(limits.lines().any(|limit| limit == "128"), "{limits}");
+}
+
 /// lineage.L1: the device below gets blocks larger than the image's, and smaller ones again. The
 /// outcome stayed as it was when the image was opened, and requests failed.
 #[test]

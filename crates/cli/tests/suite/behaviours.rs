@@ -1,8 +1,9 @@
 //! The options of the five behaviours, on each front end: each test fails where the option does
 //! nothing.
 
-use crate::common::front::{Front, Kind, folder};
-use crate::common::place::may_run;
+use crate::common::front::{By, Front, Kind, folder};
+use crate::common::place::{Place, may_run};
+use crate::common::{stderr, until};
 use serde_json::Value;
 
 const KIB: u64 = 1 << 10;
@@ -24,7 +25,7 @@ fn dirty_tracking_and_folio_size_decide_what_a_write_costs() {
     if !may_run() {
         return;
     }
-    for kind in Kind::FRONT_ENDS {
+    for kind in Kind::ALL {
         let mut front = Front::new(kind, &["mode=cached", "dirty_tracking=folio"]);
         assert_eq!(written_out(&mut front, 4 * KIB), 64 * KIB, "{kind:?}: a folio");
         front.tune(&["dirty_tracking=block"]);
@@ -84,29 +85,86 @@ fn direct_io_decides_whether_the_image_is_cached_below() {
     }
 }
 
-/// Behaviour 2. What a read leaves in our cache, by the mode at the start and by `tune`.
+/// Behaviour 2. Where `O_DIRECT` is not possible, `on` is refused with the reason, and `auto` says
+/// it.
+#[test]
+fn direct_io_on_is_refused_where_it_is_not_possible() {
+    if !may_run() {
+        return;
+    }
+    for kind in Kind::ALL {
+        let place = folder(kind, &[]);
+        let _memory = InMemory::new(&place, if kind.is_volume() { "vol" } else { "disk" });
+        let words = [&kind.command()[..], &["--direct-io", "on", "--cache-size", "64M"]].concat();
+        let words = if kind == Kind::Mount { &words[..words.len() - 2] } else { &words[..] };
+        let done = place.folder.forebay(words);
+        let said = stderr(&done);
+        assert!(!done.status.success() && said.contains("tmpfs"), "{kind:?}: {said}");
+        let front = Front::in_folder(kind, place, &[]);
+        let stat = front.stat();
+        assert_eq!(
+            (&stat["direct_io"], &stat["options"]["direct_io"]),
+            (&false.into(), &"auto".into())
+        );
+        let why = stat["direct_io_reason"].as_str().expect("a reason");
+        assert!(why.contains("tmpfs"), "{kind:?}: {why}");
+        let said = front.refused(1, &["tune", "direct_io=on"]);
+        assert!(said.contains("tmpfs"), "{kind:?}: {said}");
+    }
+}
+
+/// An image that is moved to memory, with a link in its place; removed when dropped.
+struct InMemory(std::path::PathBuf);
+
+impl InMemory {
+    fn new(place: &Place, name: &str) -> Self {
+        let folder = place.folder.path("");
+        let folder = folder.file_name().expect("a name").display().to_string();
+        let moved = Self(std::path::Path::new("/dev/shm").join(format!("{folder}-{name}")));
+        let to = moved.0.display().to_string();
+        let line = "cp --sparse=always \"$0\" \"$1\" && ln -sf \"$1\" \"$0\"";
+        place.run("sh", &["-c", line, name, &to]);
+        moved
+    }
+}
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Behaviour 2. Which way a read takes, and what it leaves in our cache, by the mode at the start
+/// and by `tune`.
 #[test]
 fn mode_decides_what_a_read_leaves_in_the_cache() {
     if !may_run() {
         return;
     }
-    for kind in Kind::FRONT_ENDS {
-        let mut front = Front::new(kind, &["mode=direct"]);
-        for (mode, is_kept, is_direct) in
-            [("direct", false, true), ("cached", true, false), ("uncached", false, false)]
-        {
-            if mode != "direct" {
-                front.tune(&[&format!("mode={mode}")]);
-            }
-            front.ask(&["tune", "--drop-clean"]);
-            let before = front.counter("direct_read_bytes");
-            front.read(2 * MIB, LEFT as usize);
-            let direct = front.counter("direct_read_bytes") - before;
-            assert_eq!(direct >= LEFT, is_direct, "{kind:?} {mode}: {direct} bytes past the cache");
+    const COUNTERS: [&str; 2] = ["direct_read_bytes", "uncached_read_bytes"];
+    let passes = |front: &mut Front, kind: Kind, mode: &str| {
+        front.ask(&["tune", "--drop-clean"]);
+        let before = COUNTERS.map(|name| front.counter(name));
+        front.read(2 * MIB, LEFT as usize);
+        let after = COUNTERS.map(|name| front.counter(name));
+        let ways = [after[0] - before[0] >= LEFT, after[1] - before[1] >= LEFT];
+        assert_eq!(ways, [mode == "direct", mode != "cached"], "{kind:?} {mode}: {ways:?}");
+        assert_eq!(front.stat()["mode"], mode);
+        if Kind::FRONT_ENDS.contains(&kind) {
             let resident = front.resident();
-            assert_eq!(resident >= LEFT, is_kept, "{kind:?} {mode}: {resident} bytes");
-            assert_eq!(front.stat()["mode"], mode);
+            assert_eq!(resident >= LEFT, mode == "cached", "{kind:?} {mode}: {resident} bytes");
         }
+    };
+    for kind in Kind::ALL {
+        let mut front = Front::new(kind, &["mode=direct"]);
+        passes(&mut front, kind, "direct");
+        for mode in ["cached", "uncached", "direct"] {
+            front.tune(&[&format!("mode={mode}")]);
+            passes(&mut front, kind, mode);
+        }
+        drop(front);
+        let mut front = Front::new(kind, &["mode=uncached"]);
+        passes(&mut front, kind, "uncached");
     }
 }
 
@@ -145,6 +203,37 @@ fn stable_pages_and_strategy_decide_what_is_copied() {
     assert_eq!(stat["stable_pages_reason"], "checksums of the volume");
 }
 
+/// Behaviour 3. A writer that meets a block in write-out waits, or gets a fresh frame.
+#[test]
+fn stable_decides_what_a_writer_does_at_a_block_in_write_out() {
+    if !may_run() {
+        return;
+    }
+    for kind in Kind::ALL {
+        let mut front = Front::new(kind, &["mode=cached", "stable_pages=on", "stable=wait"]);
+        let (waits, copies) = meet_write_out(&mut front);
+        assert!(waits > 0 && copies == 0, "{kind:?} wait: {waits} waits, {copies} copies");
+        front.tune(&["stable=cow"]);
+        let (waits, copies) = meet_write_out(&mut front);
+        assert!(waits == 0 && copies > 0, "{kind:?} cow: {waits} waits, {copies} copies");
+    }
+}
+
+/// Rewrites blocks, which the flusher writes out at once, until the writer has met a write-out.
+/// Returns the waits and the copies.
+fn meet_write_out(front: &mut Front) -> (u64, u64) {
+    front.tune(&["dirty_background_bytes=4096"]);
+    let values = |front: &Front| ["stable_waits", "stable_copies"].map(|name| front.counter(name));
+    let before = values(front);
+    let hits = front.counter("stable_hits");
+    until("a writer meets a write-out", || {
+        (0..200).for_each(|_| front.client().write(2 * MIB, 256 << 10));
+        front.counter("stable_hits") > hits
+    });
+    let after = values(front);
+    (after[0] - before[0], after[1] - before[1])
+}
+
 /// Behaviour 4. `noaccess` caches what an uncached request reads, the others do not. One request
 /// reads it: a second one would be a stream, whose read-ahead stays until it is used.
 #[test]
@@ -171,14 +260,40 @@ fn uncached_strategy_decides_what_an_uncached_read_leaves() {
     }
 }
 
-/// Behaviour 5. A direct write takes a turn from the threshold on, with `alloc=serialized` alone.
+/// Behaviour 4. With `dropbehind` a writer writes out itself, so that each rewrite of a block goes
+/// to the device. With the others the flusher writes it later, once for many rewrites.
+#[test]
+fn uncached_strategy_decides_who_writes_out() {
+    if !may_run() {
+        return;
+    }
+    const REWRITES: u64 = 64;
+    for kind in Kind::ALL {
+        let mut front = Front::new(kind, &["mode=uncached", "uncached_strategy=dropbehind"]);
+        let written = |front: &mut Front| {
+            let before = front.counter("written_bytes");
+            (0..REWRITES).for_each(|_| front.client().write(2 * MIB, 4096));
+            front.client().sync();
+            (front.counter("written_bytes") - before) / 4096
+        };
+        assert_eq!(written(&mut front), REWRITES, "{kind:?}: dropbehind");
+        for strategy in ["ours", "noaccess"] {
+            front.tune(&[&format!("uncached_strategy={strategy}")]);
+            let writes = written(&mut front);
+            assert!(writes < REWRITES / 2, "{kind:?} {strategy}: {writes} writes");
+        }
+    }
+}
+
+/// Behaviour 5. A direct write takes a turn from the threshold on, with `alloc=serialized` alone. It
+/// takes blocks out of a window with `alloc=reserve` alone.
 #[test]
 fn alloc_and_threshold_decide_which_writes_take_turns() {
     if !may_run() {
         return;
     }
     for kind in Kind::VOLUMES {
-        for alloc in ["serialized", "reserve"] {
+        for alloc in ["interleaved", "serialized", "reserve"] {
             let alloc_option = format!("alloc={alloc}");
             let options = ["mode=direct", &alloc_option, "serialized_dio_pages=8"];
             let mut front = Front::new(kind, &options);
@@ -194,6 +309,8 @@ fn alloc_and_threshold_decide_which_writes_take_turns() {
             };
             let takes = u64::from(alloc == "serialized");
             assert_eq!((turns(7), turns(8)), (0, takes), "{kind:?} {alloc}");
+            let windows = front.stat()["alloc"]["windows"].as_u64().expect("a number");
+            assert_eq!(windows > 0, alloc == "reserve", "{kind:?} {alloc}: {windows} windows");
             front.tune(&["serialized_dio_pages=16"]);
             let mut turns_of = |pages: usize| {
                 let before = front.stat()["alloc"]["turns"].as_u64();
@@ -251,6 +368,53 @@ fn invalid_option_is_refused_by_name_with_reason() {
         let text = front.ask(&["stat"]);
         for part in ["direct-io on (auto: ", "stable_pages_required ", " folio_size=65536 "] {
             assert!(text.contains(part), "{kind:?}: {part} is not in {text}");
+        }
+    }
+}
+
+/// Values of the options: at the start, which is no default, and by `tune`, if that can change it.
+const VALUES: [(&str, &str, Option<&str>); 10] = [
+    ("folio_size", "131072", None),
+    ("block_size", "512", None),
+    ("dirty_tracking", "folio", Some("block")),
+    ("stable", "snapshot", Some("wait")),
+    ("stable_pages", "on", Some("auto")),
+    ("uncached_strategy", "dropbehind", Some("noaccess")),
+    ("mode", "uncached", Some("cached")),
+    ("direct_io", "off", Some("auto")),
+    ("alloc", "interleaved", None),
+    ("serialized_dio_pages", "9", Some("10")),
+];
+
+/// Each option has one name on the command line, after `-o`, in fstab, for `tune`, and in `stat`.
+#[test]
+fn option_has_one_name_everywhere() {
+    if !may_run() {
+        return;
+    }
+    let others = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Mount);
+    let mounts = [By::Words, By::Flags, By::Fstab].map(|by| (Kind::Mount, by));
+    for (kind, by) in others.map(|kind| (kind, By::Flags)).chain(mounts) {
+        let has = |name: &str| match kind.is_volume() {
+            true => name != "block_size",
+            false => !["alloc", "serialized_dio_pages"].contains(&name),
+        };
+        let values: Vec<_> = VALUES.into_iter().filter(|(name, _, _)| has(name)).collect();
+        let mut options: Vec<_> =
+            values.iter().map(|(name, value, _)| format!("{name}={value}")).collect();
+        options.extend((kind == Kind::DeviceImage).then(|| "sector_size=512".to_string()));
+        let options: Vec<&str> = options.iter().map(|option| &**option).collect();
+        let mut front = Front::given(kind, folder(kind, &[]), &options, by);
+        let shown = |front: &Front, name: &str| front.stat()["options"][name].clone();
+        for (name, value, _) in &values {
+            assert_eq!(shown(&front, name), *value, "{kind:?} {by:?}: {name}");
+        }
+        let tunables = front.ask(&["tune"]);
+        for (name, _, later) in &values {
+            let Some(later) = later else { continue };
+            assert!(tunables.contains(&format!("{name}=")), "{kind:?}: {name} in {tunables}");
+            front.tune(&[&format!("{name}={later}")]);
+            assert_eq!(shown(&front, name), *later, "{kind:?}: tune {name}");
         }
     }
 }

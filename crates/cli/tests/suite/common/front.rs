@@ -75,16 +75,66 @@ pub fn folder(kind: Kind, create: &[&str]) -> Place {
     Place { folder }
 }
 
-enum Channel {
-    Nbd(Server, nbd::Client),
+/// How the options of a mount are given. Other front ends have only those of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// As words after `-o`.
+    Words,
+    /// On the command line.
+    Flags,
+    /// As words after `-o`, by the helper that mount(8) runs for a line of fstab.
+    Fstab,
+}
+
+/// A client of what is served.
+pub enum Client {
+    /// Over NBD.
+    Nbd(nbd::Client),
+    /// An open file of a mount, or an open device.
     File(File),
-    Device(String, File),
+}
+
+impl Client {
+    /// Reads.
+    pub fn read(&mut self, offset: u64, len: usize) {
+        match self {
+            Self::Nbd(client) => drop(client.read(offset, len as u32).expect("a read")),
+            Self::File(file) => {
+                file.read_exact_at(&mut AlignedBuf::new(len), offset).expect("a read");
+            }
+        }
+    }
+
+    /// Writes.
+    pub fn write(&mut self, offset: u64, len: usize) {
+        let bytes = AlignedBuf::copy_of(&bytes_of(offset, len));
+        match self {
+            Self::Nbd(client) => client.write(offset, &bytes).expect("a write"),
+            Self::File(file) => file.write_all_at(&bytes, offset).expect("a write"),
+        }
+    }
+
+    /// Makes durable what was written.
+    pub fn sync(&mut self) {
+        match self {
+            Self::Nbd(client) => client.flush().expect("a flush"),
+            Self::File(file) => file.sync_data().expect("a sync"),
+        }
+    }
+}
+
+/// What ends with a [`Front`].
+enum Serving {
+    Export(Server),
+    Mount,
+    Device(String),
 }
 
 /// A file that is served. Everything ends with it.
 pub struct Front {
     kind: Kind,
-    channel: Option<Channel>,
+    serving: Option<Serving>,
+    client: Option<Client>,
     control: String,
     /// The folder.
     pub place: Place,
@@ -98,75 +148,81 @@ impl Front {
 
     /// Serves the file of a folder that [`folder`] has made.
     pub fn in_folder(kind: Kind, place: Place, options: &[&str]) -> Self {
+        Self::given(kind, place, options, By::Words)
+    }
+
+    /// The same, with the options given in this way.
+    pub fn given(kind: Kind, place: Place, options: &[&str], by: By) -> Self {
         let mut control = place.folder.path("ctl").display().to_string();
         let mut words: Vec<String> = Vec::new();
-        match kind {
-            Kind::Mount => {
-                let all = format!("cache_size=64M,cache=own,control={control}");
-                words.extend(["-o".into(), [&[&*all][..], options].concat().join(",")]);
+        let flags = |words: &mut Vec<String>| {
+            for option in options {
+                let (name, value) = option.split_once('=').expect("NAME=VALUE");
+                words.extend([format!("--{}", name.replace('_', "-")), value.to_string()]);
+            }
+        };
+        let all = format!("cache_size=64M,cache=own,control={control}");
+        match (kind, by) {
+            (Kind::Mount, By::Flags) => {
+                words.extend(["-o".into(), all]);
+                flags(&mut words);
+            }
+            (Kind::Mount, _) => {
+                words.extend(["-o".into(), [&[&*all][..], options].concat().join(",")])
             }
             _ => {
                 words.extend(["--cache-size", "64M"].map(String::from));
-                for option in options {
-                    let (name, value) = option.split_once('=').expect("NAME=VALUE");
-                    words.extend([format!("--{}", name.replace('_', "-")), value.to_string()]);
-                }
+                flags(&mut words);
             }
         }
         let words: Vec<&str> =
             kind.command().into_iter().chain(words.iter().map(|word| &**word)).collect();
-        let channel = match kind {
+        let (serving, client) = match kind {
             Kind::ExportImage | Kind::ExportVolume => {
                 let words = [&words[..], &["--control", &control]].concat();
                 let server = Server::start(place.folder.command(&words), place.folder.path("sock"));
                 let client = server.client("");
-                Channel::Nbd(server, client)
+                (Serving::Export(server), Client::Nbd(client))
             }
             Kind::Mount => {
-                place.folder.ok(&words);
-                Channel::File(open(&place.mnt("disk"), 0))
+                match by {
+                    By::Fstab => mount_as_fstab(&place, &words[1..]),
+                    By::Words | By::Flags => drop(place.folder.ok(&words)),
+                }
+                (Serving::Mount, Client::File(open(&place.mnt("disk"), 0)))
             }
             Kind::DeviceImage | Kind::DeviceVolume => {
                 // `detach` looks for its process where it is by default.
                 let device = place.folder.ok(&words).trim().to_string();
                 control = only_socket(&place.folder);
                 let file = open(std::path::Path::new(&device), rustix::fs::OFlags::DIRECT.bits());
-                Channel::Device(device, file)
+                (Serving::Device(device), Client::File(file))
             }
         };
-        Self { kind, channel: Some(channel), control, place }
+        Self { kind, serving: Some(serving), client: Some(client), control, place }
     }
 
     /// Opens the file of a mount again: its mode is that of the opening.
     pub fn reopen(&mut self) {
-        if let Some(Channel::File(file)) = &mut self.channel {
-            *file = open(&self.place.mnt("disk"), 0);
+        if self.kind == Kind::Mount {
+            self.client = Some(Client::File(open(&self.place.mnt("disk"), 0)));
         }
+    }
+
+    /// The client that the methods below use.
+    pub fn client(&mut self) -> &mut Client {
+        self.client.as_mut().expect("it is served")
     }
 
     /// Reads.
     pub fn read(&mut self, offset: u64, len: usize) {
-        match self.channel.as_mut().expect("it is served") {
-            Channel::Nbd(_, client) => drop(client.read(offset, len as u32).expect("a read")),
-            Channel::File(file) | Channel::Device(_, file) => {
-                file.read_exact_at(&mut AlignedBuf::new(len), offset).expect("a read");
-            }
-        }
+        self.client().read(offset, len);
     }
 
     /// Writes, and makes it durable.
     pub fn write(&mut self, offset: u64, len: usize) {
-        let bytes = AlignedBuf::copy_of(&bytes_of(offset, len));
-        match self.channel.as_mut().expect("it is served") {
-            Channel::Nbd(_, client) => {
-                client.write(offset, &bytes).expect("a write");
-                client.flush().expect("a flush");
-            }
-            Channel::File(file) | Channel::Device(_, file) => {
-                file.write_all_at(&bytes, offset).expect("a write");
-                file.sync_data().expect("a sync");
-            }
-        }
+        self.client().write(offset, len);
+        self.client().sync();
     }
 
     /// A command with its control socket.
@@ -215,6 +271,15 @@ impl Front {
     }
 }
 
+/// Runs the helper of mount(8) with these words.
+fn mount_as_fstab(place: &Place, words: &[&str]) {
+    let helper = place.folder.path("mount.forebay");
+    if !helper.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &helper).expect("a link");
+    }
+    place.run(&helper.display().to_string(), words);
+}
+
 /// The control socket of the one process in a folder.
 fn only_socket(folder: &Folder) -> String {
     let sockets = std::fs::read_dir(folder.path("run/forebay")).expect("a folder of sockets");
@@ -231,27 +296,20 @@ fn open(path: &std::path::Path, flags: u32) -> File {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        match self.channel.take() {
-            Some(Channel::Nbd(server, client)) => {
-                client.disconnect();
-                if !std::thread::panicking() {
-                    server.stop();
-                }
-            }
-            Some(Channel::File(file)) => {
-                drop(file);
-                if !std::thread::panicking() {
-                    self.place.forebay_umount();
-                }
-            }
-            Some(Channel::Device(device, file)) => {
-                drop(file);
+        match self.client.take() {
+            Some(Client::Nbd(client)) => client.disconnect(),
+            file => drop(file),
+        }
+        match self.serving.take() {
+            Some(Serving::Export(server)) if !std::thread::panicking() => server.stop(),
+            Some(Serving::Mount) if !std::thread::panicking() => self.place.forebay_umount(),
+            Some(Serving::Device(device)) => {
                 let done = self.place.folder.forebay(&["detach", &device]);
                 if !std::thread::panicking() {
                     assert!(done.status.success(), "detach: {}", super::stderr(&done));
                 }
             }
-            None => {}
+            _ => {}
         }
     }
 }
