@@ -24,7 +24,7 @@ use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, DeviceRef};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// The node slots of one segment.
@@ -36,6 +36,28 @@ struct Slots {
     has_failed: bool,
 }
 
+/// How many pairs of nodes fit into the free slots of the tree segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NodeRoom {
+    pairs: u64,
+    /// Free slots that are left then. All of them lie in one segment.
+    rest: u64,
+    /// The number of nodes that fit in a segment.
+    per: u64,
+}
+
+impl NodeRoom {
+    /// How many more segments are needed for `pairs` pairs. Two more segments take as many pairs as
+    /// a segment has slots: some beside the rest, the others beside each other.
+    pub fn segments_for(&self, pairs: u64) -> u64 {
+        let Some(last) = pairs.checked_sub(self.pairs + 1) else { return 0 };
+        2 * (last / self.per) + if last % self.per < self.rest { 1 } else { 2 }
+    }
+}
+
+/// A tree segment with free slots: it had no failed write, its free slots, and its number.
+type Emptiness = (bool, u32, u32);
+
 /// The segments for tree nodes, with their used, free and given-up places.
 pub(crate) struct NodeSlots {
     geometry: Geometry,
@@ -46,13 +68,17 @@ pub(crate) struct NodeSlots {
     /// them.
     limbo: Vec<Place>,
     left: u64,
+    room: NodeRoom,
 }
 
 impl NodeSlots {
     /// No segments at all.
     pub fn new(geometry: Geometry) -> Self {
         let (segments, limbo) = (BTreeMap::new(), Vec::new());
-        Self { geometry, segments, current: [None; 2], limbo, left: 0 }
+        let room = NodeRoom::default();
+        let mut this = Self { geometry, segments, current: [None; 2], limbo, left: 0, room };
+        this.recount();
+        this
     }
 
     /// The number of nodes that fit in a segment.
@@ -78,44 +104,47 @@ impl NodeSlots {
         self.segments.contains_key(&segment)
     }
 
-    /// How many more segments are needed for `pairs` pairs of nodes. It follows the order in which
-    /// [`Self::take`] uses the current segments.
-    pub fn segments_for(&self, mut pairs: u64) -> u64 {
-        let (mut most, mut second) = (0, 0);
-        for left in self.segments.values().map(|slots| u64::from(slots.left)) {
-            second = second.max(left.min(most));
-            most = most.max(left);
-        }
-        if second >= pairs {
-            return 0;
-        }
-        let known = self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left), slots));
-        let mut left: Vec<(u32, u64, bool)> =
-            known.map(|(n, left, slots)| (n, left, !slots.has_failed)).collect();
-        let at = |n: Option<u32>| left.iter().position(|(segment, ..)| Some(*segment) == n);
-        let mut current = self.current.map(at);
-        let mut more = 0;
-        while pairs > 0 {
-            let emptiest = |not: [Option<usize>; 2]| {
-                let others = (0..left.len()).filter(|n| left[*n].1 > 0 && !not.contains(&Some(*n)));
-                others.max_by_key(|n| (left[*n].2, left[*n].1))
+    /// How many more segments are needed for `pairs` pairs of nodes.
+    pub fn segments_for(&self, pairs: u64) -> u64 {
+        self.room.segments_for(pairs)
+    }
+
+    /// The pairs that fit into the free slots.
+    pub fn room(&self) -> NodeRoom {
+        self.room
+    }
+
+    /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments.
+    fn recount(&mut self) {
+        let with_space = self.segments.iter().filter(|(_, slots)| slots.left > 0);
+        let mut left: BTreeMap<u32, Emptiness> =
+            with_space.map(|(n, slots)| (*n, (!slots.has_failed, slots.left, *n))).collect();
+        let mut by_space: BTreeSet<Emptiness> = left.values().copied().collect();
+        let (mut current, mut pairs) = (self.current, 0);
+        loop {
+            let emptiest = |not: Option<u32>| {
+                by_space.iter().rev().find(|(.., n)| Some(*n) != not).copied()
             };
-            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0 && left[*n].2);
-            let first = filled(current[0]).or_else(|| emptiest([current[1], None]));
-            let first = first.or_else(|| emptiest([None, None]));
-            let second = filled(current[1].filter(|n| Some(*n) != first));
-            let second = second.or_else(|| emptiest([first, None]));
-            let (Some(a), Some(b)) = (first, second) else {
-                more += 1;
-                left.push((u32::MAX, u64::from(self.per_segment()), true));
-                continue;
-            };
-            let taken = left[a].1.min(left[b].1).min(pairs);
-            (left[a].1, left[b].1) = (left[a].1 - taken, left[b].1 - taken);
-            pairs -= taken;
-            current = [first, second];
+            let filled = |n: Option<u32>| left.get(&n?).copied().filter(|(is_sound, ..)| *is_sound);
+            let first = filled(current[0]).or_else(|| emptiest(current[1]));
+            let first = first.or_else(|| emptiest(None));
+            let second = filled(current[1]).filter(|second| Some(*second) != first);
+            let second = second.or_else(|| emptiest(first.map(|(.., n)| n)));
+            let (Some(a), Some(b)) = (first, second) else { break };
+            let taken = a.1.min(b.1);
+            for (is_sound, space, n) in [a, b] {
+                by_space.remove(&(is_sound, space, n));
+                left.remove(&n);
+                if space > taken {
+                    left.insert(n, (is_sound, space - taken, n));
+                    by_space.insert((is_sound, space - taken, n));
+                }
+            }
+            pairs += u64::from(taken);
+            current = [Some(a.2), Some(b.2)];
         }
-        more
+        let rest = by_space.first().map_or(0, |(_, space, _)| u64::from(*space));
+        self.room = NodeRoom { pairs, rest, per: u64::from(self.per_segment()) };
     }
 
     /// Adds a segment whose slots are all free.
@@ -125,6 +154,7 @@ impl NodeSlots {
         if self.segments.insert(segment, slots).is_none() {
             self.left += u64::from(per);
         }
+        self.recount();
     }
 
     /// Adds a segment that holds nodes according to the usage table. Memory for its slots is
@@ -142,6 +172,7 @@ impl NodeSlots {
     pub fn fail(&mut self, segment: u32) {
         if let Some(slots) = self.segments.get_mut(&segment) {
             slots.has_failed = true;
+            self.recount();
         }
     }
 
@@ -158,7 +189,7 @@ impl NodeSlots {
     /// Whether another segment is needed: fewer than two segments have a free slot, so the two
     /// copies do not fit.
     pub fn wants_segment(&self) -> bool {
-        self.segments.values().filter(|slots| slots.left > 0).count() < 2
+        self.room.pairs == 0 && self.segments.values().filter(|slots| slots.left > 0).count() < 2
     }
 
     /// Takes places for both copies (N12). None: [`wants_segment`](Self::wants_segment) is true.
@@ -166,7 +197,13 @@ impl NodeSlots {
         let first = self.side(0, None)?;
         let second = self.side(1, Some(first))?;
         self.current = [Some(first), Some(second)];
-        Some([self.slot(first)?, self.slot(second)?])
+        let places = [self.slot(first)?, self.slot(second)?];
+        match self.room.pairs.checked_sub(1) {
+            Some(pairs) => self.room.pairs = pairs,
+            // Segments with a failed write may have space for more pairs than were counted.
+            None => self.recount(),
+        }
+        Some(places)
     }
 
     /// The segment for a copy: the current one, or else the emptiest one (N14).
@@ -220,7 +257,13 @@ impl NodeSlots {
     }
 
     /// Frees places that no checkpoint refers to any more.
+    #[cfg(test)]
     pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
+        self.free(places);
+        self.recount();
+    }
+
+    fn free(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             let Some((slots, word, bit)) = self.bit(place) else { continue };
             debug_assert!(slots.free[word] & bit == 0, "N11: {place:?} was taken");
@@ -239,9 +282,10 @@ impl NodeSlots {
     /// checkpoint before gave up. Returns the segments that have no node any more (N13).
     pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
         let free = std::mem::replace(&mut self.limbo, given_up);
-        self.give_back(free);
-        let released = self.release();
+        self.free(free);
+        let released = self.remove_empty();
         self.pack();
+        self.recount();
         released
     }
 
@@ -268,6 +312,12 @@ impl NodeSlots {
 
     /// Removes and returns the segments that have no node (N13).
     pub fn release(&mut self) -> Vec<u32> {
+        let released = self.remove_empty();
+        self.recount();
+        released
+    }
+
+    fn remove_empty(&mut self) -> Vec<u32> {
         let per = self.per_segment();
         let empty = self.segments.iter().filter(|(_, slots)| slots.left == per);
         let empty: Vec<u32> = empty.map(|(segment, _)| *segment).collect();
@@ -519,6 +569,9 @@ mod tests {
             for _ in 0..pick(3) {
                 slots.fail(pick(6) as u32);
             }
+            let (counted, is_sound) = (slots.room, slots.segments.values().all(|s| !s.has_failed));
+            slots.recount();
+            assert!(counted == slots.room || !is_sound, "seed {seed}: the counters are kept");
             let (pairs, mut added) = (1 + pick(40), 0);
             let told = slots.segments_for(pairs);
             for _ in 0..pairs {
