@@ -19,9 +19,9 @@ use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::superblock::TreeRoot;
 use crate::map::lookup::piece_in_order;
 use crate::map::overlay::Where;
-use crate::space::Need;
 use crate::space::admission::{Growth, MAP_ITEM_BYTES};
 use crate::space::segment::{Phase, Pin};
+use crate::space::{Ask, Need};
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -77,7 +77,6 @@ impl Drop for Ahead<'_> {
     fn drop(&mut self) {
         let mut state = self.cleaner.state.lock();
         self.give(&mut state, self.cost, self.growth);
-        state.count_nodes();
     }
 }
 
@@ -361,7 +360,9 @@ impl Cleaner {
         let short = wanted.saturating_sub(state.space.clean_left()).div_ceil(bytes);
         let blocks = live.iter().map(|live| live.blocks).sum();
         let (cost, growth) = self.said(live.len() as u64, blocks);
-        if short > state.clean_segments() || state.promise(cost, Need::Urgent, growth).is_err() {
+        if short > state.clean_segments()
+            || state.promise(&Ask::log(cost, growth), Need::Urgent).is_err()
+        {
             return None;
         }
         let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());

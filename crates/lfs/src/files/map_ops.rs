@@ -417,7 +417,7 @@ impl MapOps for FileOps {
     fn admit_edge(&self, new: u64) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
-        files.state.lock().admit(new, Need::Urgent, false)
+        files.state.lock().admit(new, Need::Overwrite, false)
     }
 
     fn arrived(&self, bytes: u64) {

@@ -16,8 +16,8 @@ use crate::files::parts::CHANGE_BYTES;
 use crate::files::places::Taken;
 use crate::log::staging::Staging;
 use crate::names::node::Node;
-use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
+use crate::space::{Ask, Need};
 use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::reservations::Grant;
 use crate::transaction::state::State;
@@ -63,13 +63,6 @@ impl State {
     pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
-    }
-
-    /// Ends a reservation; returns its grant.
-    pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
-        let grant = self.reservations.remove(key)?;
-        self.count_nodes();
-        Some(grant)
     }
 }
 
@@ -124,7 +117,7 @@ impl OpenFiles {
     /// dropped with places that were not published. True: the caller has to wake the checkpoint
     /// that waits for it (checkpoint.H14), after the lock.
     pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
-        if let Some(grant) = state.end_reservation(key) {
+        if let Some(grant) = state.reservations.remove(key) {
             state.space.settle(grant.cost);
             grant.segments.iter().for_each(|segment| state.space.land(*segment));
         }
@@ -201,10 +194,7 @@ impl FileOps {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        state.reservations.count_accepted(bytes);
-        let promised = state.promise(cost, need, growth);
-        state.reservations.uncount_accepted(bytes);
-        promised?;
+        state.promise(&Ask { placed: bytes, ..Ask::log(cost, growth) }, need)?;
         if staged {
             state.space.log_takes_content();
         }

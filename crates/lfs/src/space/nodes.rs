@@ -122,9 +122,8 @@ impl NodeSlots {
         let mut by_space: BTreeSet<Emptiness> = left.values().copied().collect();
         let (mut current, mut pairs) = (self.current, 0);
         loop {
-            let emptiest = |not: Option<u32>| {
-                by_space.iter().rev().find(|(.., n)| Some(*n) != not).copied()
-            };
+            let emptiest =
+                |not: Option<u32>| by_space.iter().rev().find(|(.., n)| Some(*n) != not).copied();
             let filled = |n: Option<u32>| left.get(&n?).copied().filter(|(is_sound, ..)| *is_sound);
             let first = filled(current[0]).or_else(|| emptiest(current[1]));
             let first = first.or_else(|| emptiest(None));

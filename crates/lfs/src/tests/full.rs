@@ -5,7 +5,7 @@
 
 use crate::format::change::Change;
 use crate::format::usage::Stream;
-use crate::space::Need;
+use crate::space::{Ask, Need};
 use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::fsck;
@@ -355,7 +355,7 @@ fn failed_flush_on_full_volume_is_repaired() {
         {
             // All log space is granted.
             let mut state = volume.0.state.lock();
-            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+            while state.promise(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
         }
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(volume.syncfs().await.is_err(), "the flush failed");
@@ -375,7 +375,7 @@ fn checkpoint_is_made_when_log_is_fully_granted() {
         filled(&volume).await;
         {
             let mut state = volume.0.state.lock();
-            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+            while state.promise(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
         }
         let before = volume.0.checkpoints.superblock().checkpoint;
         assert!(volume.0.requests.make_space().await);

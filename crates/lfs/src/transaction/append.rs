@@ -14,7 +14,7 @@ use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
 use crate::names::lookup::{Stop, Tried, needed};
 use crate::space::admission::Growth;
-use crate::space::{Need, OtherNeeds};
+use crate::space::{Ask, Need};
 use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
@@ -120,7 +120,6 @@ impl State {
                 return Err(error);
             }
         }
-        self.count_nodes();
         // Moves of the cleaner are not counted, because they make space.
         if need != Need::Outstanding || content.share.is_some() {
             self.space.note_recorded();
@@ -175,7 +174,7 @@ impl State {
     ) -> Result<()> {
         let there = share.map_or(0, |key| self.reservations.log_bytes(key));
         let taken = there.min(cost);
-        self.promise(cost - taken, need, growth)?;
+        self.promise(&Ask::log(cost - taken, growth), need)?;
         if let Some(key) = share {
             self.reservations.spend(key, taken);
         }
@@ -192,10 +191,7 @@ impl State {
     /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
-        let room =
-            OtherNeeds { pairs: self.checkpoint_nodes(Growth::default()), ..OtherNeeds::default() };
-        let promised = self.space.promise(cost, Need::Outstanding, &room);
-        debug_assert!(promised.is_ok(), "an outstanding need is not refused");
+        self.space.promise(cost);
         self.enqueue_mark(cost, Some(moves))
     }
 

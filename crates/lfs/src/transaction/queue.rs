@@ -6,10 +6,7 @@ use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::log::staging::Staging;
 use crate::log::{Group, Pending};
-use crate::space::Need;
-use crate::space::admission::Growth;
 use crate::transaction::state::State;
-use forebay_base::Result;
 
 impl State {
     /// Notes that a group is laid out and takes `bytes` of the log. Settles its grants
@@ -30,7 +27,7 @@ impl State {
 
     /// Puts the records of failed groups back at the front of the queue. Frees the segments that
     /// the groups opened.
-    pub fn requeue(&mut self, group: &mut Group) -> Result<()> {
+    pub fn requeue(&mut self, group: &mut Group) {
         for segment in std::mem::take(&mut group.opened) {
             self.space.give_back_log(segment);
         }
@@ -40,11 +37,10 @@ impl State {
                 // The record was admitted before. If it were refused now, no later record could
                 // become durable.
                 record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
-                self.promise(record.cost, Need::Outstanding, Growth::default())?;
+                self.space.promise(record.cost);
             }
         }
         self.queue.put_back(group.records.drain(..));
-        Ok(())
     }
 
     /// Notes that a group is durable: from now on its content is read from the device. Returns

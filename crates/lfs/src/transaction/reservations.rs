@@ -99,16 +99,6 @@ impl Reservations {
         self.growth
     }
 
-    /// Counts accepted content of a reservation that is about to be made.
-    pub fn count_accepted(&mut self, bytes: u64) {
-        self.accepted_bytes += bytes;
-    }
-
-    /// Undoes [`Self::count_accepted`].
-    pub fn uncount_accepted(&mut self, bytes: u64) {
-        self.accepted_bytes -= bytes;
-    }
-
     /// Counts the growth of the tree by the records of the cleaner.
     pub fn count_growth(&mut self, growth: Growth) {
         self.growth.entries += growth.entries;
