@@ -1,22 +1,20 @@
-//! The ledger of space: log space and segments are granted before anything is done that needs them.
+//! Free and used segments, places for nodes, and the open segments. Log space and segments are
+//! granted before anything is done that needs them: [`ledger`] decides on that, and this module
+//! gives out what was granted.
 //!
-//! ```text
-//! free segments = grants of the log | checkpoint nodes | kept ones | accepted content | the rest
-//! ```
 //! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
 //! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
-//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last
-//! [`KEPT_SEGMENTS`]. One is for records that make space or end work, so that the log continues
-//! while two checkpoints make it shorter. The other is only for an opening, the mark of a
-//! checkpoint, and a log that failed. P13 there is also space for the nodes of a checkpoint, up to
-//! [`Space::need_nodes`] pairs, so that operations that make space can become durable. P14 there is
-//! also space for accepted content, which neither new content nor the log takes. P15 data, the log
-//! and accepted content leave one more segment to the cleaner, and during a pass as many as the
-//! pass counts on. The cleaner leaves all others, unless it could not begin without one of them.
-//! P24 only checkpoints take nodes, and no change is accepted for which the next ones would have
-//! none.
-//! New content leaves the nodes that a removal or a truncate may need; operations that make space,
-//! and content accepted before, may use them.
+//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last two
+//! segments ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that
+//! the log continues while two checkpoints make it shorter. The other is only for an opening, the
+//! mark of a checkpoint, and a log that failed. P13 there is also space for the nodes of the next
+//! checkpoints, so that operations that make space can become durable. P14 there is also space for
+//! accepted content, which neither new content nor the log takes. P15 data, the log and accepted
+//! content leave one more segment to the cleaner, and during a pass as many as the pass counts on.
+//! The cleaner leaves all others, unless it could not begin without one of them. P24 only
+//! checkpoints take nodes, and no change is accepted for which the next ones would have none. New
+//! content leaves the nodes that a removal or a truncate may need; operations that make space, and
+//! content accepted before, may use them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -31,7 +29,8 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
-pub(crate) use crate::space::ledger::{Ask, Need, OtherNeeds};
+use crate::space::ledger::Ledger;
+pub(crate) use crate::space::ledger::{Ask, Grant, Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
@@ -39,6 +38,7 @@ use forebay_base::{Error, ErrorKind, Result};
 /// How often the bytes written between two checkpoints may double while space is short and the
 /// checkpoints free little.
 const FRUITLESS_MOST: u32 = 3;
+
 /// Bytes written: of the log itself, of content in log records, and of data.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bytes {
@@ -52,29 +52,24 @@ pub(crate) struct Space {
     layout: Layout,
     pub segments: Segments,
     pub nodes: NodeSlots,
+    pub ledger: Ledger,
     /// Pairs of nodes that were taken since the last freeze.
     nodes_taken: u64,
     /// Bytes that the open log segment can take in any case.
     log_left: u64,
     /// The open log segment.
     log: Option<u32>,
-    /// The open log segment may contain content of files.
-    log_has_content: bool,
     /// Bytes written since the last freeze.
     written: Bytes,
     frozen_bytes: u64,
     /// Checkpoints for lack of space since the last one after which many segments died.
     fruitless: u32,
-    /// Sum of all grants of the log, bytes.
-    promised: u64,
     /// Number of changes that operations have recorded.
     recorded: u64,
     /// The open data segment, as the place of the first byte that was not given out.
     data: Option<Place>,
     /// The segment that the cleaner fills, as the place of the first byte that is not written.
     clean: Option<Place>,
-    /// Segments that the cleaner will fill in addition (P15).
-    clean_planned: u64,
 }
 
 impl Space {
@@ -84,35 +79,22 @@ impl Space {
             layout,
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
+            ledger: Ledger::default(),
             nodes_taken: 0,
             log_left: 0,
             log: None,
-            log_has_content: false,
             written: Bytes::default(),
             frozen_bytes: 0,
             fruitless: 0,
-            promised: 0,
             recorded: 0,
             data: None,
             clean: None,
-            clean_planned: 0,
         }
     }
 
     /// Pairs of nodes that were taken since the last freeze.
     pub fn nodes_taken(&self) -> u64 {
         self.nodes_taken
-    }
-
-    /// Grants `cost` bytes of the log (P11). The caller has asked the ledger.
-    pub fn promise(&mut self, cost: u64) {
-        self.promised += cost;
-    }
-
-    /// Ends a grant that was used or is not needed.
-    pub fn settle(&mut self, cost: u64) {
-        debug_assert!(self.promised >= cost, "P11: what is settled was promised");
-        self.promised = self.promised.saturating_sub(cost);
     }
 
     /// Counts a recorded change of an operation that had a grant for it.
@@ -136,22 +118,21 @@ impl Space {
         self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// Keeps segments for the cleaner in addition to the one that it fills. They are kept until the
-    /// cleaner takes them or calls this again.
+    /// [`Ledger::plan_clean`].
     pub fn plan_clean(&mut self, segments: u64) {
-        self.clean_planned = segments;
+        self.ledger.plan_clean(segments);
     }
 
-    /// Segments that are kept for the current pass of the cleaner.
+    /// [`Ledger::clean_planned`].
     pub fn clean_planned(&self) -> u64 {
-        self.clean_planned
+        self.ledger.clean_planned()
     }
 
     /// Takes a run of at most `bytes` bytes for the cleaner: place and length.
     pub fn take_clean(&mut self, bytes: u64) -> Result<(Place, u64)> {
         if self.clean_left() == 0 {
             let taken = self.segments.take(Stream::Data)?;
-            self.clean_planned = self.clean_planned.saturating_sub(1);
+            self.ledger.plan_clean(self.clean_planned().saturating_sub(1));
             if let Some(full) = self.clean.replace(Place::new(taken, 0)) {
                 self.segments.seal(full.segment);
             }
@@ -204,7 +185,7 @@ impl Space {
     /// Takes a segment for the log, which continues there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;
-        self.log_has_content = false;
+        self.ledger.set_log_has_content(false);
         if let Some(before) = self.log.replace(taken) {
             self.segments.seal(before);
         }
@@ -226,13 +207,13 @@ impl Space {
 
     /// Notes that content of files goes into the open log segment.
     pub fn log_takes_content(&mut self) {
-        self.log_has_content = true;
+        self.ledger.set_log_has_content(true);
     }
 
     /// Whether it pays to leave the open log segment: it is half full, or it has content, which
     /// would later keep it from becoming free.
     pub fn log_is_used(&self) -> bool {
-        let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
+        let used = self.ledger.log_has_content() || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used
     }
 
@@ -379,12 +360,6 @@ impl Space {
     pub fn release(&mut self, segment: u32) {
         self.segments.hold(segment, -(self.layout.segment_bytes() as i64));
         self.segments.give_back(segment);
-    }
-
-    /// Sum of all grants, bytes.
-    #[cfg(test)]
-    pub fn promised(&self) -> u64 {
-        self.promised
     }
 
     /// The number of free segments, and the number of contiguous runs that they form.

@@ -19,7 +19,7 @@ use crate::names::node::Node;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
 use crate::space::{Ask, Need};
 use crate::transaction::relief::{Patience, Relief};
-use crate::transaction::reservations::Grant;
+use crate::transaction::reservations::Reserved;
 use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
@@ -117,9 +117,9 @@ impl OpenFiles {
     /// dropped with places that were not published. True: the caller has to wake the checkpoint
     /// that waits for it (checkpoint.H14), after the lock.
     pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
-        if let Some(grant) = state.reservations.remove(key) {
-            state.space.settle(grant.cost);
-            grant.segments.iter().for_each(|segment| state.space.land(*segment));
+        if let Some(Reserved { grant, segments, .. }) = state.reservations.remove(key) {
+            state.space.ledger.end(grant);
+            segments.iter().for_each(|segment| state.space.land(*segment));
         }
         state.frozen.as_mut().is_some_and(|frozen| frozen.in_flight.remove(&key))
     }
@@ -182,8 +182,8 @@ impl FileOps {
             false => self.promise_of(files, places, staged),
         };
         // An uncached write was not accepted before.
-        let flying_bytes = places.iter().map(|place| place.len).sum();
-        let bytes = if direct { 0 } else { flying_bytes };
+        let flying = places.iter().map(|place| place.len).sum();
+        let placed = if direct { 0 } else { flying };
         let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
         let mut state = files.state.lock();
         // M15: no change comes between this check and the grant.
@@ -194,7 +194,9 @@ impl FileOps {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        state.promise(&Ask { placed: bytes, ..Ask::log(cost, growth) }, need)?;
+        let ask = Ask { placed, ..Ask::log(cost, growth) };
+        let mut grant = state.grant(&ask, need)?;
+        state.space.ledger.hold(&mut grant, (placed, flying), growth);
         if staged {
             state.space.log_takes_content();
         }
@@ -206,8 +208,8 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.counters.next_sequence();
-        let grant = Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes, growth };
-        state.reservations.insert(key, grant);
+        let reserved = Reserved { grant, flush_failures, sequence, segments };
+        state.reservations.insert(key, reserved);
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 

@@ -15,12 +15,21 @@
 //! | Clean       | cleaner                 | the next checkpoints                        |
 //! | Outstanding | all: it is not refused  | -                                           |
 //!
-//! Invariants: those of [`crate::space`].
+//! A grant is what one user was promised: it is split, joined, and ended by its owner.
+//!
+//! Invariants: M17 the sums are those of all grants that have not ended. M18 a record of a
+//! reservation takes log space from its grant first. The order of the claims gives the invariants
+//! of [`crate::space`].
 //!
 //! No locks: the volume's state lock covers it.
 
+mod grants;
+#[cfg(test)]
+mod model;
 #[cfg(debug_assertions)]
 mod shadow;
+
+pub(crate) use self::grants::{Grant, Ledger};
 
 use crate::space::Space;
 use crate::space::admission::Growth;
@@ -169,13 +178,13 @@ impl Space {
             segment_bytes,
             log_bytes: self.layout.log_bytes(),
             nodes: self.nodes.room(),
-            log: self.promised + log + MARKS * self.layout.cost(0, 0),
+            log: self.ledger.log_bytes() + log + MARKS * self.layout.cost(0, 0),
             log_left: self.log_left,
             open: self.data_left() + others.held,
             // One segment into which it can move all live data of another one, or those that a pass
             // counts on.
-            cleaner: u64::from(self.clean_left() < segment_bytes).max(self.clean_planned),
-            log_has_content: self.log_has_content,
+            cleaner: u64::from(self.clean_left() < segment_bytes).max(self.ledger.clean_planned()),
+            log_has_content: self.ledger.log_has_content(),
             others,
         }
     }
@@ -233,9 +242,6 @@ impl Balance {
 
     /// Whether `need` gets what it asks for, which these claims include.
     pub fn fits(&self, need: Need, ask: &Ask) -> bool {
-        if need == Need::Outstanding {
-            return true;
-        }
         let has_content = ask.content == 0 || self.content(need) <= self.content_room(need);
         let has_log = ask.log == 0 || self.has_log(need, 0);
         let fits = self.has_nodes(need) && has_content && has_log;

@@ -16,7 +16,7 @@ fn promise(space: &mut Space, cost: u64, need: Need, others: &OtherNeeds) -> boo
     let ask = Ask::log(cost, Default::default());
     let fits = space.balance(cost, *others).fits(need, &ask);
     if fits {
-        space.promise(cost);
+        let _stays = space.ledger.grant(cost);
     }
     fits
 }

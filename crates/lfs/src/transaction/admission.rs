@@ -7,7 +7,7 @@ use crate::format::place::Place;
 use crate::format::usage::USAGE_BYTES;
 use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
 use crate::space::ledger::{Balance, Kept};
-use crate::space::{Ask, Need, OtherNeeds};
+use crate::space::{Ask, Grant, Need, OtherNeeds};
 use crate::transaction::state::State;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::Class;
@@ -31,7 +31,7 @@ const ENOUGH_SHARE: u64 = 64;
 impl State {
     /// Bytes of accepted content that has no places yet, plus `more`.
     pub fn accepted_bytes(&self, more: u64) -> u64 {
-        (self.accepted.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
+        self.space.ledger.unplaced_bytes() + more
     }
 
     /// The claims on free segments, including what is asked for.
@@ -96,7 +96,7 @@ impl State {
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
-        let reserved = self.reservations.growth();
+        let reserved = self.space.ledger.growth();
         let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
         let entries = self.items.len() + 2 * self.map.change_count() + more.0;
         let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes() + more.1;
@@ -132,13 +132,13 @@ impl State {
     /// Whether `need` gets what it asks for. New content and new names also leave enough for
     /// overwrites (capacity.P25).
     pub fn fits(&self, ask: &Ask, need: Need) -> bool {
-        let has_capacity = need != Need::New || self.has_capacity(ask.content, ask.growth);
-        has_capacity && self.balance(ask).fits(need, ask)
+        let has_capacity = || need != Need::New || self.has_capacity(ask.content, ask.growth);
+        need == Need::Outstanding || self.balance(ask).fits(need, ask) && has_capacity()
     }
 
     /// Grants space of the log. If there is none, it first closes all windows, so that their
     /// segments may become free (alloc.A13).
-    pub fn promise(&mut self, ask: &Ask, need: Need) -> Result<()> {
+    pub fn grant(&mut self, ask: &Ask, need: Need) -> Result<Grant> {
         if !self.fits(ask, need) {
             self.room.return_all(&mut self.space);
             if !self.fits(ask, need) {
@@ -147,17 +147,13 @@ impl State {
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
         }
-        self.space.promise(ask.log);
-        Ok(())
+        Ok(self.space.ledger.grant(ask.log))
     }
 
     /// Whether the log would now grant `cost` bytes to an urgent record.
     pub fn could_promise(&mut self, cost: u64, growth: Growth) -> bool {
-        let could = self.promise(&Ask::log(cost, growth), Need::Urgent).is_ok();
-        if could {
-            self.space.settle(cost);
-        }
-        could
+        let granted = self.grant(&Ask::log(cost, growth), Need::Urgent);
+        granted.map(|grant| self.space.ledger.end(grant)).is_ok()
     }
 
     /// Whether content may go into the log: there is so much space that the log's segments need not
@@ -174,13 +170,13 @@ impl State {
     }
 
     /// Accepts `new` more bytes of content, which are arriving from now on, or returns `NoSpace`.
-    /// `over`: the file has stored blocks there, so this is an overwrite.
-    pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
-        if !(self.has_room(new, need) || over && self.has_room(new, Need::Overwrite)) {
-            let text = format!("{new} bytes in addition to {} dirty ones", self.accepted.bytes());
+    /// `over`: whether the file has stored blocks there, so that this is an overwrite.
+    pub fn admit(&self, new: u64, need: Need, over: impl FnOnce(&Self) -> bool) -> Result<()> {
+        if !(self.has_room(new, need) || over(self) && self.has_room(new, Need::Overwrite)) {
+            let text = format!("{new} bytes in addition to {} dirty ones", self.accepted_bytes(0));
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
-        self.accepted.admit(new);
+        self.space.ledger.accepted().admit(new);
         Ok(())
     }
 

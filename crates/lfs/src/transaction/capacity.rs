@@ -56,7 +56,7 @@ impl State {
     /// Bytes of content that are stored or have places. Content that was overwritten since the last
     /// checkpoint counts twice.
     pub fn content_bytes(&self) -> u64 {
-        let fresh = self.map.fresh_bytes() + self.reservations.flying_bytes();
+        let fresh = self.map.fresh_bytes() + self.space.ledger.flying_bytes();
         self.space.segments.content_bytes() + fresh
     }
 

@@ -18,7 +18,7 @@ impl State {
             self.space.log_takes_content();
         }
         for record in &mut group.records {
-            self.space.settle(std::mem::take(&mut record.cost));
+            self.space.ledger.end(std::mem::take(&mut record.grant));
         }
         if group.head.segment.is_some() {
             self.space.log_head(u64::from(group.head.offset));
@@ -33,11 +33,11 @@ impl State {
         }
         self.space.log_head(self.layout.segment_bytes());
         for record in &mut group.records {
-            if record.cost == 0 {
+            if record.grant.log() == 0 {
                 // The record was admitted before. If it were refused now, no later record could
                 // become durable.
-                record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
-                self.space.promise(record.cost);
+                let bytes = (record.body.len() as u64, record.payload_bytes());
+                record.grant = self.space.ledger.grant(self.layout.cost(bytes.0, bytes.1));
             }
         }
         self.queue.put_back(group.records.drain(..));
