@@ -10,6 +10,7 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
+use crate::fault::Planted;
 use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::CHANGE_BYTES;
@@ -118,7 +119,9 @@ impl OpenFiles {
     /// that waits for it (checkpoint.H14), after the lock.
     pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
         if let Some(Reserved { grant, segments, .. }) = state.reservations.remove(key) {
-            state.space.ledger.end(grant);
+            if !self.plant.has(Planted::GrantKept) {
+                state.space.ledger.end(grant);
+            }
             segments.iter().for_each(|segment| state.space.land(*segment));
         }
         state.frozen.as_mut().is_some_and(|frozen| frozen.in_flight.remove(&key))
