@@ -118,21 +118,22 @@ impl Space {
         self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// [`Ledger::plan_clean`].
+    /// Keeps segments for the cleaner in addition to the one that it fills. They are kept until the
+    /// cleaner takes them or calls this again.
     pub fn plan_clean(&mut self, segments: u64) {
-        self.ledger.plan_clean(segments);
+        self.ledger.clean = segments;
     }
 
-    /// [`Ledger::clean_planned`].
+    /// Segments that are kept for the current pass of the cleaner.
     pub fn clean_planned(&self) -> u64 {
-        self.ledger.clean_planned()
+        self.ledger.clean
     }
 
     /// Takes a run of at most `bytes` bytes for the cleaner: place and length.
     pub fn take_clean(&mut self, bytes: u64) -> Result<(Place, u64)> {
         if self.clean_left() == 0 {
             let taken = self.segments.take(Stream::Data)?;
-            self.ledger.plan_clean(self.clean_planned().saturating_sub(1));
+            self.ledger.clean = self.ledger.clean.saturating_sub(1);
             if let Some(full) = self.clean.replace(Place::new(taken, 0)) {
                 self.segments.seal(full.segment);
             }
@@ -185,7 +186,7 @@ impl Space {
     /// Takes a segment for the log, which continues there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;
-        self.ledger.set_log_has_content(false);
+        self.ledger.log_has_content = false;
         if let Some(before) = self.log.replace(taken) {
             self.segments.seal(before);
         }
@@ -207,13 +208,13 @@ impl Space {
 
     /// Notes that content of files goes into the open log segment.
     pub fn log_takes_content(&mut self) {
-        self.ledger.set_log_has_content(true);
+        self.ledger.log_has_content = true;
     }
 
     /// Whether it pays to leave the open log segment: it is half full, or it has content, which
     /// would later keep it from becoming free.
     pub fn log_is_used(&self) -> bool {
-        let used = self.ledger.log_has_content() || self.log_left < self.layout.log_bytes() / 2;
+        let used = self.ledger.log_has_content || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used
     }
 

@@ -168,11 +168,8 @@ impl FileOps {
     }
 
     fn growth_of(&self, places: &[Place]) -> Growth {
-        let add = |sum: Growth, place: &Place| {
-            let more = Growth::of_content(place.len, u64::from(self.unit));
-            Growth { entries: sum.entries + more.entries, bytes: sum.bytes + more.bytes }
-        };
-        places.iter().fold(Growth::default(), add)
+        let each = places.iter().map(|place| Growth::of_content(place.len, u64::from(self.unit)));
+        each.fold(Growth::default(), Growth::plus)
     }
 
     /// Grants the log space for the records (M12).

@@ -79,6 +79,11 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
+        Self { entries: self.entries + other.entries, bytes: self.bytes + other.bytes }
+    }
+
     /// The growth from content in one address range: its own extents, and an older extent that it
     /// splits.
     pub fn of_content(bytes: u64, block_bytes: u64) -> Self {

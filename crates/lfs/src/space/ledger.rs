@@ -26,8 +26,6 @@
 mod grants;
 #[cfg(test)]
 mod model;
-#[cfg(debug_assertions)]
-mod shadow;
 
 pub(crate) use self::grants::{Grant, Ledger};
 
@@ -183,16 +181,16 @@ impl Space {
             open: self.data_left() + others.held,
             // One segment into which it can move all live data of another one, or those that a pass
             // counts on.
-            cleaner: u64::from(self.clean_left() < segment_bytes).max(self.ledger.clean_planned()),
-            log_has_content: self.ledger.log_has_content(),
+            cleaner: u64::from(self.clean_left() < segment_bytes).max(self.ledger.clean),
+            log_has_content: self.ledger.log_has_content,
             others,
         }
     }
 }
 
 impl Balance {
-    /// The segments of a claim, as `need` has to leave them if it takes space for `own`.
-    fn claim(&self, claim: Claim, need: Need, own: Option<Claim>) -> u64 {
+    /// The segments of a claim, as `need` has to leave them.
+    fn claim(&self, claim: Claim, need: Need) -> u64 {
         match claim {
             Nodes => {
                 let OtherNeeds { pairs, spare, least, .. } = self.others;
@@ -205,9 +203,7 @@ impl Balance {
             Recovery => RECOVERY,
             Log => self.log.saturating_sub(self.log_left).div_ceil(self.log_bytes),
             Cleaner => self.cleaner,
-            Removals if own == Some(Log) => REMOVALS,
-            // The grants of the log may lie in it.
-            Removals => REMOVALS.saturating_sub(self.claim(Log, need, own)),
+            Removals => REMOVALS,
             Accepted => self.content(need).saturating_sub(self.open).div_ceil(self.segment_bytes),
             LogContent => u64::from(self.log_has_content),
         }
@@ -217,7 +213,7 @@ impl Balance {
     fn segments(&self, need: Need, own: Option<Claim>) -> u64 {
         let (mut free, mut usable) = (self.free, 0);
         for claim in CLAIMS.into_iter().filter(|claim| Some(*claim) != own) {
-            let met = self.claim(claim, need, own).min(free);
+            let met = self.claim(claim, need).min(free);
             free -= met;
             usable += if need.uses().contains(&claim) { met } else { 0 };
         }
@@ -244,10 +240,7 @@ impl Balance {
     pub fn fits(&self, need: Need, ask: &Ask) -> bool {
         let has_content = ask.content == 0 || self.content(need) <= self.content_room(need);
         let has_log = ask.log == 0 || self.has_log(need, 0);
-        let fits = self.has_nodes(need) && has_content && has_log;
-        #[cfg(debug_assertions)]
-        self.compare(need, ask, fits);
-        fits
+        self.has_nodes(need) && has_content && has_log
     }
 
     /// Whether the log takes all its grants (P11), and `more` bytes.
@@ -263,23 +256,20 @@ impl Balance {
             Need::Urgent => &[Nodes],
             Need::Overwrite | Need::Outstanding | Need::Clean => &[],
         };
-        self.free >= claims.iter().map(|claim| self.claim(*claim, need, Some(Log))).sum()
+        self.free >= claims.iter().map(|claim| self.claim(*claim, need)).sum()
     }
 
     /// The segments that the cleaner may fill. It may also use those for nodes of operations that
     /// make space (P24), because it makes space.
     pub fn clean_segments(&self) -> u64 {
-        let segments = self.segments(Need::Clean, None);
-        #[cfg(debug_assertions)]
-        self.compare_clean(segments);
-        segments
+        self.segments(Need::Clean, None)
     }
 
     /// The free segments that are kept from data.
     pub fn kept(&self) -> Kept {
         let sum = |need| {
             let claims = CLAIMS.into_iter().filter(|claim| *claim != Accepted);
-            claims.map(|claim| self.claim(claim, need, Some(Accepted))).sum()
+            claims.map(|claim| self.claim(claim, need)).sum()
         };
         Kept { new: sum(Need::New), accepted: sum(Need::Overwrite) }
     }
@@ -287,7 +277,7 @@ impl Balance {
     /// What is kept from new content, in bytes, without what is kept for overwrites.
     pub fn held_back(&self) -> HeldBack {
         let bytes = |claims: &[Claim]| {
-            let segments = claims.iter().map(|claim| self.claim(*claim, Need::New, Some(Accepted)));
+            let segments = claims.iter().map(|claim| self.claim(*claim, Need::New));
             segments.sum::<u64>() * self.segment_bytes
         };
         HeldBack {

@@ -104,11 +104,6 @@ impl NodeSlots {
         self.segments.contains_key(&segment)
     }
 
-    /// How many more segments are needed for `pairs` pairs of nodes.
-    pub fn segments_for(&self, pairs: u64) -> u64 {
-        self.room.segments_for(pairs)
-    }
-
     /// The pairs that fit into the free slots.
     pub fn room(&self) -> NodeRoom {
         self.room
@@ -116,31 +111,29 @@ impl NodeSlots {
 
     /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments.
     fn recount(&mut self) {
+        let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
+        let of = |n: Option<u32>| self.segments.get_key_value(&n?).map(emptiness);
         let with_space = self.segments.iter().filter(|(_, slots)| slots.left > 0);
-        let mut left: BTreeMap<u32, Emptiness> =
-            with_space.map(|(n, slots)| (*n, (!slots.has_failed, slots.left, *n))).collect();
-        let mut by_space: BTreeSet<Emptiness> = left.values().copied().collect();
-        let (mut current, mut pairs) = (self.current, 0);
+        let mut by_space: BTreeSet<Emptiness> = with_space.map(emptiness).collect();
+        let (mut current, mut pairs) = (self.current.map(of), 0);
         loop {
-            let emptiest =
-                |not: Option<u32>| by_space.iter().rev().find(|(.., n)| Some(*n) != not).copied();
-            let filled = |n: Option<u32>| left.get(&n?).copied().filter(|(is_sound, ..)| *is_sound);
+            let filled =
+                |this: Option<Emptiness>| this.filter(|(is_sound, n, _)| *is_sound && *n > 0);
+            let emptiest = |not: Option<Emptiness>| {
+                by_space.iter().rev().find(|this| Some(**this) != not).copied()
+            };
             let first = filled(current[0]).or_else(|| emptiest(current[1]));
             let first = first.or_else(|| emptiest(None));
             let second = filled(current[1]).filter(|second| Some(*second) != first);
-            let second = second.or_else(|| emptiest(first.map(|(.., n)| n)));
-            let (Some(a), Some(b)) = (first, second) else { break };
+            let (Some(a), Some(b)) = (first, second.or_else(|| emptiest(first))) else { break };
             let taken = a.1.min(b.1);
-            for (is_sound, space, n) in [a, b] {
+            current = [a, b].map(|(is_sound, space, n)| {
                 by_space.remove(&(is_sound, space, n));
-                left.remove(&n);
-                if space > taken {
-                    left.insert(n, (is_sound, space - taken, n));
-                    by_space.insert((is_sound, space - taken, n));
-                }
-            }
+                let rest = (is_sound, space - taken, n);
+                by_space.extend((space > taken).then_some(rest));
+                Some(rest)
+            });
             pairs += u64::from(taken);
-            current = [Some(a.2), Some(b.2)];
         }
         let rest = by_space.first().map_or(0, |(_, space, _)| u64::from(*space));
         self.room = NodeRoom { pairs, rest, per: u64::from(self.per_segment()) };
@@ -256,12 +249,6 @@ impl NodeSlots {
     }
 
     /// Frees places that no checkpoint refers to any more.
-    #[cfg(test)]
-    pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
-        self.free(places);
-        self.recount();
-    }
-
     fn free(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             let Some((slots, word, bit)) = self.bit(place) else { continue };
@@ -521,7 +508,7 @@ mod tests {
         let pair = slots.take().unwrap();
         assert_ne!(pair[0].segment, pair[1].segment);
         assert!(!slots.found(pair[0]), "it is taken");
-        slots.give_back(pair);
+        slots.free(pair);
         assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
         assert!(!slots.found(pair[0]) && slots.left == 0);
     }
@@ -562,7 +549,8 @@ mod tests {
                 taken.extend(slots.take().into_iter().flatten());
                 if pick(2) == 0 && !taken.is_empty() {
                     let place = taken.swap_remove(pick(taken.len() as u64) as usize);
-                    slots.give_back([place]);
+                    slots.free([place]);
+                    slots.recount();
                 }
             }
             for _ in 0..pick(3) {
@@ -572,7 +560,7 @@ mod tests {
             slots.recount();
             assert!(counted == slots.room || !is_sound, "seed {seed}: the counters are kept");
             let (pairs, mut added) = (1 + pick(40), 0);
-            let told = slots.segments_for(pairs);
+            let told = slots.room.segments_for(pairs);
             for _ in 0..pairs {
                 while slots.wants_segment() {
                     slots.add(100 + added);

@@ -253,7 +253,7 @@ fn full_volume_can_be_opened_and_emptied() {
             {
                 let mut state = volume.0.state.lock();
                 let nodes = state.checkpoint_nodes(Default::default());
-                while state.space.segments.free() > state.space.nodes.segments_for(nodes) {
+                while state.space.segments.free() > state.space.nodes.room().segments_for(nodes) {
                     state.space.segments.take(Stream::Data).unwrap();
                 }
             }

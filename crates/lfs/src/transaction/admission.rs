@@ -38,17 +38,13 @@ impl State {
     pub fn balance(&self, ask: &Ask) -> Balance {
         let geometry = &self.layout.geometry;
         let content = Growth::of_content(ask.content, self.layout.block_bytes());
-        let growth = Growth {
-            entries: ask.growth.entries + content.entries,
-            bytes: ask.growth.bytes + content.bytes,
-        };
         let accepted = self.accepted_bytes(ask.content).saturating_sub(ask.placed);
         let others = OtherNeeds {
             // With its items in the tree (admission.P21).
             accepted: accepted + (accepted >> geometry.block_shift) * BLOCK_TREE_BYTES,
             edges: self.edge_bytes(),
             held: self.room.bytes(),
-            pairs: self.checkpoint_nodes(growth),
+            pairs: self.checkpoint_nodes(ask.growth.plus(content)),
             spare: self.spare_nodes(),
             least: self.least_nodes(),
         };
@@ -63,11 +59,6 @@ impl State {
     /// The segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
         self.balance(&Ask::default()).clean_segments()
-    }
-
-    /// Whether accepted content still has its space without `bytes` of the bytes held for streams.
-    pub fn can_spare(&self, bytes: u64) -> bool {
-        self.has_room(bytes, Need::Overwrite)
     }
 
     /// Pairs of nodes that two checkpoints may need (space.P13), after the changes have grown by
@@ -96,10 +87,10 @@ impl State {
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
-        let reserved = self.space.ledger.growth();
-        let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
-        let entries = self.items.len() + 2 * self.map.change_count() + more.0;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes() + more.1;
+        let more = growth.plus(self.space.ledger.growth());
+        let entries = self.items.len() + 2 * self.map.change_count() + more.entries;
+        let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes();
+        let bytes = bytes + more.bytes;
         // Each changed leaf is rewritten with its path and a neighbour, and new leaves are half
         // full.
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
@@ -148,12 +139,6 @@ impl State {
             }
         }
         Ok(self.space.ledger.grant(ask.log))
-    }
-
-    /// Whether the log would now grant `cost` bytes to an urgent record.
-    pub fn could_promise(&mut self, cost: u64, growth: Growth) -> bool {
-        let granted = self.grant(&Ask::log(cost, growth), Need::Urgent);
-        granted.map(|grant| self.space.ledger.end(grant)).is_ok()
     }
 
     /// Whether content may go into the log: there is so much space that the log's segments need not

@@ -42,8 +42,7 @@ impl Grant {
         self.log += other.log;
         self.placed += other.placed;
         self.flying += other.flying;
-        self.growth.entries += other.growth.entries;
-        self.growth.bytes += other.growth.bytes;
+        self.growth = self.growth.plus(other.growth);
     }
 
     fn subtract(&mut self, part: &Self) {
@@ -70,9 +69,9 @@ pub(crate) struct Ledger {
     /// Accepted content that is not written out.
     accepted: Arc<AcceptedContent>,
     /// Segments that the cleaner will fill in addition to the one that it fills (P15).
-    clean: u64,
+    pub(in crate::space) clean: u64,
     /// The open log segment may contain content of files.
-    log_has_content: bool,
+    pub(in crate::space) log_has_content: bool,
 }
 
 impl Ledger {
@@ -124,27 +123,6 @@ impl Ledger {
     /// Bytes of accepted content that has no places yet.
     pub fn unplaced_bytes(&self) -> u64 {
         self.accepted.bytes().saturating_sub(self.granted.placed)
-    }
-
-    /// Keeps segments for the cleaner in addition to the one that it fills. They are kept until the
-    /// cleaner takes them or calls this again.
-    pub fn plan_clean(&mut self, segments: u64) {
-        self.clean = segments;
-    }
-
-    /// Segments that are kept for the current pass of the cleaner.
-    pub fn clean_planned(&self) -> u64 {
-        self.clean
-    }
-
-    /// Notes whether the open log segment has content of files.
-    pub fn set_log_has_content(&mut self, has_content: bool) {
-        self.log_has_content = has_content;
-    }
-
-    /// Whether the open log segment may contain content of files.
-    pub fn log_has_content(&self) -> bool {
-        self.log_has_content
     }
 }
 

@@ -194,7 +194,7 @@ impl Model {
 
     /// The segments of each claim, in the order in which they are met. The last record of the log
     /// takes `more` bytes.
-    fn claims(&self, need: Need, own: Option<Claim>, more: u64) -> [(Claim, u64); 7] {
+    fn claims(&self, need: Need, more: u64) -> [(Claim, u64); 7] {
         let OtherNeeds { pairs, spare, least, .. } = self.others;
         let pairs = match need {
             Need::New => pairs + spare,
@@ -213,30 +213,30 @@ impl Model {
         let accepted = self.others.accepted + edges;
         let begins = self.space.clean.is_none_or(|at| at.offset > 0);
         [
-            (Nodes, self.space.nodes.segments_for(pairs)),
+            (Nodes, self.space.nodes.room().segments_for(pairs)),
             (Recovery, 1),
             (Log, log),
             (Cleaner, u64::from(begins).max(self.planned)),
-            (Removals, u64::from(own == Some(Log) || log == 0)),
+            (Removals, 1),
             (Accepted, count(accepted, self.space.data_left(), segment)),
-            (LogContent, u64::from(self.space.ledger.log_has_content())),
+            (LogContent, u64::from(self.space.ledger.log_has_content)),
         ]
     }
 
     /// Hands out the free segments one by one. The result: those for `need`.
     fn handed_out(&self, need: Need, own: Option<Claim>, more: u64) -> u64 {
-        let mut claims = self.claims(need, own, more).to_vec();
+        let mut claims = self.claims(need, more).to_vec();
         claims.retain(|(claim, _)| Some(*claim) != own);
         let phases = self.space.segments.iter().map(|(_, segment)| segment.phase);
         let mut mine = 0;
         for _ in phases.filter(|phase| *phase == Phase::Free) {
             let user = claims.iter_mut().find(|(_, wanted)| *wanted > 0);
-            let is_mine = match (&user, need) {
-                (None, _) => true,
-                (Some((Removals | LogContent, _)), Need::Urgent) => true,
-                (Some((Cleaner, _)), Need::Clean) => true,
-                _ => false,
-            };
+            let is_mine = matches!(
+                (&user, need),
+                (None, _)
+                    | (Some((Removals | LogContent, _)), Need::Urgent)
+                    | (Some((Cleaner, _)), Need::Clean)
+            );
             mine += u64::from(is_mine);
             user.into_iter().for_each(|(_, wanted)| *wanted -= 1);
         }
@@ -244,7 +244,7 @@ impl Model {
     }
 
     fn has_nodes(&self, need: Need) -> bool {
-        let claims = self.claims(need, Some(Log), 0);
+        let claims = self.claims(need, 0);
         let sum = |left: &[Claim]| -> u64 {
             claims.iter().filter(|(claim, _)| left.contains(claim)).map(|(_, wanted)| wanted).sum()
         };
@@ -257,18 +257,18 @@ impl Model {
     }
 
     fn has_log(&self, need: Need, more: u64) -> bool {
-        let wanted = self.claims(need, Some(Log), more)[2].1;
+        let wanted = self.claims(need, more)[2].1;
         self.has_nodes(need) && wanted <= self.handed_out(need, Some(Log), more)
     }
 
     fn has_content(&self, need: Need) -> bool {
-        let wanted = self.claims(need, Some(Accepted), 0)[5].1;
+        let wanted = self.claims(need, 0)[5].1;
         self.has_nodes(need) && wanted <= self.handed_out(need, Some(Accepted), 0)
     }
 
     /// After a grant for something new whose claim takes a segment, no claim is unmet.
     fn check_spare(&self, need: Need, own: usize) {
-        let claims = self.claims(need, None, 0);
+        let claims = self.claims(need, 0);
         let wanted: u64 = claims.iter().map(|(_, wanted)| wanted).sum();
         let is_met = wanted <= self.space.segments.free();
         assert!(need != Need::New || claims[own].1 == 0 || is_met, "{claims:?}");
