@@ -178,7 +178,6 @@ impl State {
             nodes,
             bytes,
         });
-        self.count_nodes();
     }
 
     /// Puts the frozen changes back below the newer ones.
@@ -194,7 +193,6 @@ impl State {
                 self.space.segments.touch(place.segment);
             }
         }
-        self.count_nodes();
     }
 
     /// Drops the merged changes, when no reservation from before the freeze is left (H14).
@@ -466,7 +464,6 @@ impl Checkpoints {
         for (data_id, (ino, bytes)) in merged.stored {
             state.store_bytes(ino, data_id, bytes);
         }
-        state.count_nodes();
         state.remove_left();
         drop(state);
         self.files.tidy(None, usize::MAX);

@@ -107,11 +107,13 @@ pub enum Planted {
     WritesKept,
     /// A checkpoint forgets which content the device has lost: reads of it show older content.
     LostForgotten,
+    /// When a reservation ends, the log space that its records did not take stays granted.
+    GrantKept,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -156,6 +158,7 @@ impl Planted {
         Self::GrownBySegments,
         Self::WritesKept,
         Self::LostForgotten,
+        Self::GrantKept,
     ];
 
     /// The name of the fault, for command lines.
@@ -205,6 +208,7 @@ impl Planted {
             Self::GrownBySegments => "grown-by-segments",
             Self::WritesKept => "writes-kept",
             Self::LostForgotten => "lost-forgotten",
+            Self::GrantKept => "grant-kept",
         }
     }
 

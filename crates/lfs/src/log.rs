@@ -51,6 +51,7 @@ pub mod model;
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::format::superblock::Superblock;
+use crate::space::Grant;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
@@ -105,8 +106,8 @@ pub(crate) struct Pending {
     /// Content of the record, contiguous. Content of several files may share a record.
     pub payloads: Vec<Payload>,
     pub runs: Vec<Run>,
-    /// Log space granted to it, bytes; 0 after the record was laid out.
-    pub cost: u64,
+    /// Log space granted to it; none after the record was laid out.
+    pub grant: Grant,
     /// Set for the last record of a checkpoint; true: the log moves to another segment after it.
     pub cut: Option<bool>,
 }

@@ -1,27 +1,26 @@
-//! The ledger of space: log space and segments are granted before anything is done that needs them.
+//! Free and used segments, places for nodes, and the open segments. Log space and segments are
+//! granted before anything is done that needs them: [`ledger`] decides on that, and this module
+//! gives out what was granted.
 //!
-//! ```text
-//! free segments = grants of the log | checkpoint nodes | kept ones | accepted content | the rest
-//! ```
 //! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
 //! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
-//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last
-//! [`KEPT_SEGMENTS`]. One is for records that make space or end work, so that the log continues
-//! while two checkpoints make it shorter. The other is only for an opening, the mark of a
-//! checkpoint, and a log that failed. P13 there is also space for the nodes of a checkpoint, up to
-//! [`Space::need_nodes`] pairs, so that operations that make space can become durable. P14 there is
-//! also space for accepted content, which neither new content nor the log takes. P15 data, the log
-//! and accepted content leave one more segment to the cleaner, and during a pass as many as the
-//! pass counts on. The cleaner leaves all others, unless it could not begin without one of them.
-//! P24 only checkpoints take nodes, and no change is accepted for which the next ones would have
-//! none.
-//! New content leaves the nodes that a removal or a truncate may need; operations that make space,
-//! and content accepted before, may use them.
+//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last two
+//! segments ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that
+//! the log continues while two checkpoints make it shorter. The other is only for an opening, the
+//! mark of a checkpoint, and a log that failed. P13 there is also space for the nodes of the next
+//! checkpoints, so that operations that make space can become durable. P14 there is also space for
+//! accepted content, which neither new content nor the log takes. P15 data, the log and accepted
+//! content leave one more segment to the cleaner, and during a pass as many as the pass counts on.
+//! The cleaner leaves all others, unless it could not begin without one of them. P24 only
+//! checkpoints take nodes, and no change is accepted for which the next ones would have none. New
+//! content leaves the nodes that a removal or a truncate may need; operations that make space, and
+//! content accepted before, may use them.
 //!
 //! No locks: the volume's state lock covers it.
 
 pub(crate) mod admission;
 pub mod alloc;
+pub(crate) mod ledger;
 pub(crate) mod nodes;
 pub(crate) mod segment;
 pub(crate) mod stats;
@@ -30,21 +29,15 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
-pub(crate) use crate::space::admission::{Need, OtherNeeds};
+use crate::space::ledger::Ledger;
+pub(crate) use crate::space::ledger::{Ask, Grant, Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Segments that data never takes (P12).
-pub(crate) const KEPT_SEGMENTS: u64 = 2;
-/// The segment of these that the log may use only for records that are never refused.
-const KEPT_FROM_LOG: u64 = 1;
 /// How often the bytes written between two checkpoints may double while space is short and the
 /// checkpoints free little.
 const FRUITLESS_MOST: u32 = 3;
-/// Number of checkpoint marks for which the log keeps space in addition to all grants: it takes two
-/// checkpoints to free space.
-const MARKS: u64 = 2;
 
 /// Bytes written: of the log itself, of content in log records, and of data.
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,34 +52,24 @@ pub(crate) struct Space {
     layout: Layout,
     pub segments: Segments,
     pub nodes: NodeSlots,
-    /// Pairs of nodes that checkpoints may need (P13), and pairs for operations that make space
-    /// (P24).
-    need_nodes: (u64, u64),
-    /// Pairs that writes of content always leave to checkpoints (capacity.P25).
-    least_nodes: u64,
+    pub ledger: Ledger,
     /// Pairs of nodes that were taken since the last freeze.
     nodes_taken: u64,
     /// Bytes that the open log segment can take in any case.
     log_left: u64,
     /// The open log segment.
     log: Option<u32>,
-    /// The open log segment may contain content of files.
-    log_has_content: bool,
     /// Bytes written since the last freeze.
     written: Bytes,
     frozen_bytes: u64,
     /// Checkpoints for lack of space since the last one after which many segments died.
     fruitless: u32,
-    /// Sum of all grants of the log, bytes.
-    promised: u64,
     /// Number of changes that operations have recorded.
     recorded: u64,
     /// The open data segment, as the place of the first byte that was not given out.
     data: Option<Place>,
     /// The segment that the cleaner fills, as the place of the first byte that is not written.
     clean: Option<Place>,
-    /// Segments that the cleaner will fill in addition (P15).
-    clean_planned: u64,
 }
 
 impl Space {
@@ -96,109 +79,22 @@ impl Space {
             layout,
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
-            need_nodes: (0, 0),
-            least_nodes: 0,
+            ledger: Ledger::default(),
             nodes_taken: 0,
             log_left: 0,
             log: None,
-            log_has_content: false,
             written: Bytes::default(),
             frozen_bytes: 0,
             fruitless: 0,
-            promised: 0,
             recorded: 0,
             data: None,
             clean: None,
-            clean_planned: 0,
         }
-    }
-
-    /// An open log segment with content is not free after the log has left it. So one more segment
-    /// is kept instead.
-    fn kept_content(&self) -> u64 {
-        u64::from(self.log_has_content)
-    }
-
-    /// Segments that stay free: the kept ones, and those for `pairs` pairs of nodes.
-    fn left_alone(&self, kept: u64, pairs: u64) -> u64 {
-        kept + self.nodes.segments_for(pairs)
-    }
-
-    /// Segments that `accepted` bytes of accepted content take if held segments have `held` bytes
-    /// for it, in addition to open ones.
-    fn accepted_segments(&self, accepted: u64, held: u64) -> u64 {
-        accepted.saturating_sub(self.data_left() + held).div_ceil(self.layout.segment_bytes())
-    }
-
-    /// Bytes that the log can take in any case if the space in `room` is left to other needs.
-    fn log_room(&self, need: Need, room: &OtherNeeds) -> u64 {
-        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
-        let free = self.segments.free().saturating_sub(kept);
-        let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
-        let free = match need {
-            Need::New => {
-                let accepted = self.accepted_segments(room.accepted + room.edges, room.held);
-                free.saturating_sub(own + self.kept_content() + accepted)
-            }
-            Need::Urgent | Need::Outstanding => {
-                let accepted = self.accepted_segments(room.accepted, room.held);
-                // Accepted content cannot use the segment that is kept for the log.
-                free.saturating_sub(accepted).max(own.min(free))
-            }
-        };
-        let marks = MARKS * self.layout.cost(0, 0);
-        (self.log_left + free * self.layout.log_bytes()).saturating_sub(marks)
-    }
-
-    /// Sets the pairs of nodes that checkpoints (P13) and operations that make space (P24) may
-    /// need.
-    pub fn need_nodes(&mut self, pairs: u64, spare: u64) {
-        self.need_nodes = (pairs, spare);
-    }
-
-    /// Sets the pairs that content always leaves to checkpoints, whether they need them now or not
-    /// (capacity.P25).
-    pub fn least_nodes(&mut self, pairs: u64) {
-        self.least_nodes = pairs;
     }
 
     /// Pairs of nodes that were taken since the last freeze.
     pub fn nodes_taken(&self) -> u64 {
         self.nodes_taken
-    }
-
-    /// Whether checkpoints would lack nodes: then no more changes are accepted, even if the open
-    /// log segment has space for them (P24).
-    pub fn lacks_nodes(&self, need: Need, room: &OtherNeeds) -> bool {
-        let wanted = match need {
-            Need::New => {
-                let accepted = self.accepted_segments(room.accepted + room.edges, room.held);
-                let kept = KEPT_SEGMENTS + self.kept_content() + accepted;
-                self.left_alone(kept, room.pairs + room.spare)
-            }
-            Need::Urgent => self.left_alone(0, room.pairs),
-            Need::Outstanding => 0,
-        };
-        self.segments.free() < wanted
-    }
-
-    /// Grants `cost` bytes of the log (P11), or returns `NoSpace`.
-    pub fn promise(&mut self, cost: u64, need: Need, room: &OtherNeeds) -> Result<()> {
-        let is_full =
-            self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
-        if need != Need::Outstanding && is_full {
-            let text = format!("{cost} bytes of the log wanted");
-            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
-        }
-        self.promised += cost;
-        self.need_nodes = (self.need_nodes.0.max(room.pairs), self.need_nodes.1.max(room.spare));
-        Ok(())
-    }
-
-    /// Ends a grant that was used or is not needed.
-    pub fn settle(&mut self, cost: u64) {
-        debug_assert!(self.promised >= cost, "P11: what is settled was promised");
-        self.promised = self.promised.saturating_sub(cost);
     }
 
     /// Counts a recorded change of an operation that had a grant for it.
@@ -217,74 +113,6 @@ impl Space {
         self.log_left = self.layout.left(head);
     }
 
-    /// Bytes that are free for new data after all grants. It does not subtract accepted content.
-    pub fn data_room(&self) -> u64 {
-        let free = self.free_beyond_kept(self.kept_for_cleaner());
-        self.data_left() + free * self.layout.segment_bytes()
-    }
-
-    /// Bytes that are free for accepted content. It may use space that is kept from new content
-    /// (P14).
-    pub fn free_for_accepted(&self) -> u64 {
-        self.overwrite_space(self.need_nodes.0)
-    }
-
-    /// Bytes that are free for overwrites of stored content (capacity.P25), if checkpoints may need
-    /// `pairs` of nodes. They leave only what checkpoints, the log and the cleaner need to
-    /// continue.
-    pub fn overwrite_space(&self, pairs: u64) -> u64 {
-        let free = self.segments.free();
-        let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
-        let free = free.saturating_sub(kept);
-        self.data_left() + free * self.layout.segment_bytes()
-    }
-
-    /// Segments that stay free whatever is written, without those kept for the cleaner.
-    fn kept_least(&self, pairs: u64) -> u64 {
-        // The grants of the log may use the segment that is kept for the log.
-        let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
-        self.left_alone(KEPT_FROM_LOG + self.kept_content(), pairs) + log
-    }
-
-    /// Segments that the log takes for its grants.
-    fn log_segments(&self) -> u64 {
-        let marks = MARKS * self.layout.cost(0, 0);
-        let log = (self.promised + marks).saturating_sub(self.log_left);
-        log.div_ceil(self.layout.log_bytes())
-    }
-
-    /// Pairs of nodes that new content must leave free (P13, P24).
-    fn nodes_kept(&self) -> u64 {
-        self.need_nodes.0 + self.need_nodes.1
-    }
-
-    /// Free segments after subtracting the kept ones, those for nodes and the log, and `more`
-    /// segments.
-    fn free_beyond_kept(&self, more: u64) -> u64 {
-        self.segments.free().saturating_sub(self.kept_least(self.nodes_kept()) + more)
-    }
-
-    /// Segments that are kept for the cleaner (P15): one into which it can move all live data of
-    /// another segment, or those that a pass counts on.
-    fn kept_for_cleaner(&self) -> u64 {
-        u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
-    }
-
-    /// Segments that the cleaner may fill while there are `accepted` bytes of accepted content.
-    /// That content may use `held` bytes that are given out and not in use. The cleaner may use the
-    /// segments for data and the one kept for the cleaner. It may also use those kept for nodes of
-    /// operations that make space (P24), because the cleaner makes space.
-    pub fn clean_segments(&self, accepted: u64, held: u64) -> u64 {
-        let (free, accepted) = (self.segments.free(), self.accepted_segments(accepted, held));
-        let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + accepted);
-        if room > 0 || self.clean_left() == self.layout.segment_bytes() {
-            return room;
-        }
-        // Without this segment the cleaner could never begin. It frees more than it takes.
-        let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
-        free.saturating_sub(kept).min(1)
-    }
-
     /// Bytes that are left in the segment that the cleaner fills.
     pub fn clean_left(&self) -> u64 {
         self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
@@ -293,19 +121,19 @@ impl Space {
     /// Keeps segments for the cleaner in addition to the one that it fills. They are kept until the
     /// cleaner takes them or calls this again.
     pub fn plan_clean(&mut self, segments: u64) {
-        self.clean_planned = segments;
+        self.ledger.clean = segments;
     }
 
     /// Segments that are kept for the current pass of the cleaner.
     pub fn clean_planned(&self) -> u64 {
-        self.clean_planned
+        self.ledger.clean
     }
 
     /// Takes a run of at most `bytes` bytes for the cleaner: place and length.
     pub fn take_clean(&mut self, bytes: u64) -> Result<(Place, u64)> {
         if self.clean_left() == 0 {
             let taken = self.segments.take(Stream::Data)?;
-            self.clean_planned = self.clean_planned.saturating_sub(1);
+            self.ledger.clean = self.ledger.clean.saturating_sub(1);
             if let Some(full) = self.clean.replace(Place::new(taken, 0)) {
                 self.segments.seal(full.segment);
             }
@@ -358,7 +186,7 @@ impl Space {
     /// Takes a segment for the log, which continues there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;
-        self.log_has_content = false;
+        self.ledger.log_has_content = false;
         if let Some(before) = self.log.replace(taken) {
             self.segments.seal(before);
         }
@@ -380,20 +208,14 @@ impl Space {
 
     /// Notes that content of files goes into the open log segment.
     pub fn log_takes_content(&mut self) {
-        self.log_has_content = true;
+        self.ledger.log_has_content = true;
     }
 
     /// Whether it pays to leave the open log segment: it is half full, or it has content, which
     /// would later keep it from becoming free.
     pub fn log_is_used(&self) -> bool {
-        let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
+        let used = self.ledger.log_has_content || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used
-    }
-
-    /// Whether the log has space for `cost` bytes of content and for one more segment
-    /// ([`Self::kept_content`]). Content in the log takes space from new content.
-    pub fn has_room_for_content(&self, cost: u64, room: &OtherNeeds) -> bool {
-        self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 
     /// Notes that the log grew by `bytes` bytes, of which `content` bytes are content of files.
@@ -428,13 +250,6 @@ impl Space {
         }
     }
 
-    /// Whether few segments are free: at most an eighth of all, without the kept ones.
-    pub fn is_short(&self) -> bool {
-        let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.nodes_kept());
-        let free = self.segments.free().saturating_sub(kept);
-        free <= u64::from(self.layout.segments) / 8
-    }
-
     /// Bytes to write before the next checkpoint for lack of space. Each checkpoint writes tree
     /// nodes, and after scattered overwrites it frees no segment. So the distance grows.
     pub fn short_bytes(&self, room: u64) -> u64 {
@@ -446,11 +261,8 @@ impl Space {
         self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
     }
 
-    /// Adds a segment for nodes after a failed write, if a segment is free that is not granted.
+    /// Adds a segment for nodes after a failed write, if there is one without a failed write.
     pub fn add_sound(&mut self) -> bool {
-        if !self.may_open_for_accepted() {
-            return false;
-        }
         let taken = self.segments.take_sound(Stream::Tree);
         taken.inspect(|segment| self.nodes.add(*segment)).is_some()
     }
@@ -491,26 +303,17 @@ impl Space {
         }
     }
 
-    /// Takes a run of at most `bytes` bytes, whole blocks, for new data: place and length.
-    pub fn take_data(&mut self, bytes: u64) -> Result<(Place, u64)> {
-        let may_open = self.has_segment();
-        self.take_run(bytes, may_open)
+    /// Whether data may take another segment, and leave `kept` ones free.
+    pub fn has_segment(&self, kept: u64) -> bool {
+        self.segments.free() > kept
     }
 
-    /// Takes a run for accepted content, which may use more space ([`Self::free_for_accepted`]).
-    pub fn take_for_accepted(&mut self, bytes: u64) -> Result<(Place, u64)> {
-        let may_open = self.may_open_for_accepted();
-        self.take_run(bytes, may_open)
-    }
-
-    fn may_open_for_accepted(&self) -> bool {
-        self.free_for_accepted() - self.data_left() >= self.layout.segment_bytes()
-    }
-
-    fn take_run(&mut self, bytes: u64, may_open: bool) -> Result<(Place, u64)> {
+    /// Takes a run of at most `bytes` bytes, whole blocks, for data: place and length. If the open
+    /// data segment is full, it takes another one, as long as `kept` ones stay free.
+    pub fn take_data(&mut self, bytes: u64, kept: u64) -> Result<(Place, u64)> {
         let segment_bytes = self.layout.segment_bytes();
         if self.data_left() == 0 {
-            if !may_open {
+            if !self.has_segment(kept) {
                 let text = format!("{bytes} bytes of data wanted");
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
@@ -549,11 +352,6 @@ impl Space {
         self.data.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// Whether new data may take another segment.
-    pub fn has_segment(&self) -> bool {
-        self.data_room() - self.data_left() >= self.layout.segment_bytes()
-    }
-
     /// Whether this is the open data segment.
     pub fn is_open(&self, segment: u32) -> bool {
         self.data.is_some_and(|at| at.segment == segment)
@@ -563,12 +361,6 @@ impl Space {
     pub fn release(&mut self, segment: u32) {
         self.segments.hold(segment, -(self.layout.segment_bytes() as i64));
         self.segments.give_back(segment);
-    }
-
-    /// Sum of all grants, bytes.
-    #[cfg(test)]
-    pub fn promised(&self) -> u64 {
-        self.promised
     }
 
     /// The number of free segments, and the number of contiguous runs that they form.

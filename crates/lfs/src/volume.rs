@@ -322,7 +322,7 @@ impl Volume {
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.life.bound_changes(options.overlay_bytes);
-        found.state.accepted = Arc::new(AcceptedContent::of(domain.clone()));
+        found.state.space.ledger.set_accepted(Arc::new(AcceptedContent::of(domain.clone())));
         let Found { state, head, damage, changes_peak, .. } = found;
         let layout = state.layout;
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;

@@ -100,14 +100,18 @@ impl Bounds {
         }
     }
 
-    /// Checks that a closed volume has no content of files in memory.
+    /// Checks that a closed volume has no content of files in memory, and that no space of its log
+    /// is granted.
     ///
     /// # Errors
     /// It has some.
     pub fn check_closed(&self, volume: &Volume) -> Result<(), String> {
-        match volume.memory_in_use() {
-            [.., 0] => Ok(()),
-            [.., staged] => Err(format!("closed, and {staged} bytes of records are in memory")),
+        match (volume.memory_in_use(), volume.granted_log_bytes()) {
+            ([.., 0], 0) => Ok(()),
+            ([.., 0], granted) => Err(format!("closed, and {granted} bytes of log are granted")),
+            ([.., staged], _) => {
+                Err(format!("closed, and {staged} bytes of records are in memory"))
+            }
         }
     }
 

@@ -69,6 +69,7 @@ fn classes_of(fault: Planted) -> &'static [&'static str] {
         Planted::NoSpaceSwallowed => &["host-full", "clients-host-full"],
         Planted::TailReused => &["late-writes", "clients-late-writes"],
         Planted::StagedKept => &["content"],
+        Planted::GrantKept => &["content", "several-clients"],
         Planted::WritesKept => &["large"],
         Planted::RecordBeforeData => &["no-sums"],
         Planted::InodesCountedAnew => &["third-lives"],
@@ -89,6 +90,7 @@ fn classes_of(fault: Planted) -> &'static [&'static str] {
 fn bounds_of(fault: Planted, class: &str) -> &'static [&'static str] {
     match fault {
         Planted::WritesKept => &["bytes, more than"],
+        Planted::GrantKept => &["bytes of log are granted"],
         Planted::RecoveryQuadratic => &["opening the volume: not ended"],
         Planted::CloseRepeats => &["closing the volume: not ended"],
         Planted::CheckpointRepeats if class == "decay" => &["a checkpoint: not ended"],

@@ -26,7 +26,6 @@ impl State {
         let Space { segments, nodes, .. } = &mut self.space;
         segments.reclaim(number);
         nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
-        self.count_nodes();
     }
 }
 

@@ -11,8 +11,8 @@
 
 use super::live::{FOUND_BYTES, Victims};
 use super::{Cleaner, Hurry, Record};
-use crate::space::Need;
 use crate::space::segment::{Known, Phase, Segment};
+use crate::space::{Ask, Need};
 use crate::transaction::state::State;
 use std::collections::BTreeSet;
 
@@ -142,7 +142,7 @@ impl Cleaner {
                 break;
             }
             let rest = state.room.left_of(found.segment);
-            if found.live > room || rest > 0 && !state.can_spare(rest) {
+            if found.live > room || rest > 0 && !state.has_room(rest, Need::Overwrite) {
                 continue;
             }
             (room, gain) = (room - found.live, gain + bytes - found.live);
@@ -164,7 +164,7 @@ impl Cleaner {
             state.space.plan_clean(segments);
             // Each block may be a separate extent.
             let (cost, growth) = self.said(moved / unit, moved / unit);
-            if picked.len() <= 1 || state.could_promise(cost, growth) {
+            if picked.len() <= 1 || state.fits(&Ask::log(cost, growth), Need::Urgent) {
                 return;
             }
             picked.pop();

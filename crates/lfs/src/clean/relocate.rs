@@ -19,9 +19,9 @@ use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::superblock::TreeRoot;
 use crate::map::lookup::piece_in_order;
 use crate::map::overlay::Where;
-use crate::space::Need;
 use crate::space::admission::{Growth, MAP_ITEM_BYTES};
 use crate::space::segment::{Phase, Pin};
+use crate::space::{Ask, Grant, Need};
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -55,29 +55,19 @@ enum Moved {
 /// Log space and nodes that a round has reserved for its records; the unused rest is released.
 struct Ahead<'a> {
     cleaner: &'a Cleaner,
-    cost: u64,
-    growth: Growth,
+    grant: Grant,
 }
 
 impl Ahead<'_> {
     /// Releases the reservation for one record, whose append counts that space itself.
     fn give(&mut self, state: &mut State, cost: u64, growth: Growth) {
-        let cost = self.cost.min(cost);
-        let entries = self.growth.entries.min(growth.entries);
-        let bytes = self.growth.bytes.min(growth.bytes);
-        self.cost -= cost;
-        self.growth =
-            Growth { entries: self.growth.entries - entries, bytes: self.growth.bytes - bytes };
-        state.space.settle(cost);
-        state.reservations.uncount_growth(Growth { entries, bytes });
+        state.space.ledger.end(self.grant.split(cost, growth));
     }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        let mut state = self.cleaner.state.lock();
-        self.give(&mut state, self.cost, self.growth);
-        state.count_nodes();
+        self.cleaner.state.lock().space.ledger.end(std::mem::take(&mut self.grant));
     }
 }
 
@@ -361,9 +351,11 @@ impl Cleaner {
         let short = wanted.saturating_sub(state.space.clean_left()).div_ceil(bytes);
         let blocks = live.iter().map(|live| live.blocks).sum();
         let (cost, growth) = self.said(live.len() as u64, blocks);
-        if short > state.clean_segments() || state.promise(cost, Need::Urgent, growth).is_err() {
+        if short > state.clean_segments() {
             return None;
         }
+        let mut grant = state.grant(&Ask::log(cost, growth), Need::Urgent).ok()?;
+        state.space.ledger.hold(&mut grant, (0, 0), growth);
         let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
         'all: for live in live {
             let mut skip = 0;
@@ -380,8 +372,7 @@ impl Cleaner {
             }
         }
         let flight = Arc::new(Flight::new(self, segments));
-        state.reservations.count_growth(growth);
-        Some(Given { live: given, flight, ahead: Ahead { cleaner: self, cost, growth } })
+        Some(Given { live: given, flight, ahead: Ahead { cleaner: self, grant } })
     }
 
     /// Log space and tree nodes for the records of `extents` moved extents with `blocks` blocks.

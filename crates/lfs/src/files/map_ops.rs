@@ -72,7 +72,7 @@ impl FileOps {
     pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<Published>) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let accepted = state.accepted.clone();
+        let accepted = state.space.ledger.accepted().clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
         let unit = geometry.block_bytes();
@@ -393,16 +393,14 @@ impl MapOps for FileOps {
     fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
-        files.state.lock().admit(new, Need::New, false)
+        files.state.lock().admit(new, Need::New, |_| false)
     }
 
     fn admit_within(&self, new: u64, _dirty: u64, range: &Range<u64>) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
-        let mut state = files.state.lock();
-        let over =
-            !state.has_room(new, Need::New) && state.is_stored(self.ino.0, range, &self.told);
-        state.admit(new, Need::New, over)
+        let over = |state: &State| state.is_stored(self.ino.0, range, &self.told);
+        files.state.lock().admit(new, Need::New, over)
     }
 
     fn make_room(&self, range: Range<u64>) -> BoxFuture<'_, bool> {
@@ -417,7 +415,7 @@ impl MapOps for FileOps {
     fn admit_edge(&self, new: u64) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
-        files.state.lock().admit(new, Need::Urgent, false)
+        files.state.lock().admit(new, Need::Overwrite, |_| false)
     }
 
     fn arrived(&self, bytes: u64) {

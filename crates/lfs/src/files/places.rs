@@ -6,7 +6,6 @@
 //!
 //! Locks: see [`crate::space::alloc`].
 
-use crate::space::Need;
 use crate::space::alloc::AllocMode;
 use crate::space::alloc::strategy::{Request, push};
 use crate::transaction::resources::Resources;
@@ -45,9 +44,9 @@ impl Taken<'_> {
 impl Resources {
     fn request<'a>(&self, state: &'a mut State, ino: u64, run: &Range<u64>) -> Result<Request<'a>> {
         let who = state.who(ino, self.world.now())?;
-        let stream = state.room.windows.stream(ino, run.start);
+        let (stream, kept) = (state.room.windows.stream(ino, run.start), state.kept());
         let State { room, space, .. } = state;
-        Ok(Request { who, run: run.clone(), stream, room, space })
+        Ok(Request { who, run: run.clone(), stream, kept, room, space })
     }
 
     /// Allocates by the strategy `reserve` (T22). `over`: the request overwrites stored content.
@@ -141,13 +140,11 @@ impl Resources {
         let data_id = node.inode.data_id;
         let there = state.map.overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
         std::hint::black_box(there.is_some_and(|found| found.is_ok()));
-        if state.data_room(Need::Urgent) < block {
-            return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));
-        }
         state.check_direct(block, class, over)?;
+        let kept = state.kept();
         let State { room, space, .. } = &mut *state;
         room.stats.holds += 1;
-        let run = room.anything(space, block)?;
+        let run = room.anything(space, kept, block)?;
         push(places, &self.layout, room, at, run);
         Ok(())
     }

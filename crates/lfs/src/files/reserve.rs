@@ -10,16 +10,17 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
+use crate::fault::Planted;
 use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::CHANGE_BYTES;
 use crate::files::places::Taken;
 use crate::log::staging::Staging;
 use crate::names::node::Node;
-use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
+use crate::space::{Ask, Need};
 use crate::transaction::relief::{Patience, Relief};
-use crate::transaction::reservations::Grant;
+use crate::transaction::reservations::Reserved;
 use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
@@ -63,13 +64,6 @@ impl State {
     pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
-    }
-
-    /// Ends a reservation; returns its grant.
-    pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
-        let grant = self.reservations.remove(key)?;
-        self.count_nodes();
-        Some(grant)
     }
 }
 
@@ -124,9 +118,11 @@ impl OpenFiles {
     /// dropped with places that were not published. True: the caller has to wake the checkpoint
     /// that waits for it (checkpoint.H14), after the lock.
     pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
-        if let Some(grant) = state.end_reservation(key) {
-            state.space.settle(grant.cost);
-            grant.segments.iter().for_each(|segment| state.space.land(*segment));
+        if let Some(Reserved { grant, segments, .. }) = state.reservations.remove(key) {
+            if !self.plant.has(Planted::GrantKept) {
+                state.space.ledger.end(grant);
+            }
+            segments.iter().for_each(|segment| state.space.land(*segment));
         }
         state.frozen.as_mut().is_some_and(|frozen| frozen.in_flight.remove(&key))
     }
@@ -172,11 +168,8 @@ impl FileOps {
     }
 
     fn growth_of(&self, places: &[Place]) -> Growth {
-        let add = |sum: Growth, place: &Place| {
-            let more = Growth::of_content(place.len, u64::from(self.unit));
-            Growth { entries: sum.entries + more.entries, bytes: sum.bytes + more.bytes }
-        };
-        places.iter().fold(Growth::default(), add)
+        let each = places.iter().map(|place| Growth::of_content(place.len, u64::from(self.unit)));
+        each.fold(Growth::default(), Growth::plus)
     }
 
     /// Grants the log space for the records (M12).
@@ -189,8 +182,8 @@ impl FileOps {
             false => self.promise_of(files, places, staged),
         };
         // An uncached write was not accepted before.
-        let flying_bytes = places.iter().map(|place| place.len).sum();
-        let bytes = if direct { 0 } else { flying_bytes };
+        let flying = places.iter().map(|place| place.len).sum();
+        let placed = if direct { 0 } else { flying };
         let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
         let mut state = files.state.lock();
         // M15: no change comes between this check and the grant.
@@ -201,10 +194,9 @@ impl FileOps {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        state.reservations.count_accepted(bytes);
-        let promised = state.promise(cost, need, growth);
-        state.reservations.uncount_accepted(bytes);
-        promised?;
+        let ask = Ask { placed, ..Ask::log(cost, growth) };
+        let mut grant = state.grant(&ask, need)?;
+        state.space.ledger.hold(&mut grant, (placed, flying), growth);
         if staged {
             state.space.log_takes_content();
         }
@@ -216,8 +208,8 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.counters.next_sequence();
-        let grant = Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes, growth };
-        state.reservations.insert(key, grant);
+        let reserved = Reserved { grant, flush_failures, sequence, segments };
+        state.reservations.insert(key, reserved);
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 

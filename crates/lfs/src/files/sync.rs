@@ -353,7 +353,7 @@ impl OpenFiles {
     pub async fn make_space_for(&self, new: u64, overwrites: bool) -> bool {
         let has = || {
             let state = self.state.lock();
-            state.has_room(new, Need::New) || overwrites && state.has_overwrite_space(new)
+            state.has_room(new, Need::New) || overwrites && state.has_room(new, Need::Overwrite)
         };
         // Meanwhile the tree may have shown that the caller overwrites, or another task has made
         // space. A caller with new content was refused just now, so space is made for it.

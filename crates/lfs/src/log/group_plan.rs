@@ -159,7 +159,7 @@ mod tests {
             changes: changes as u32,
             payloads: if blocks > 0 { vec![payload] } else { Vec::new() },
             runs: Vec::new(),
-            cost: 0,
+            grant: Default::default(),
             cut,
         }
     }

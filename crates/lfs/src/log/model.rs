@@ -10,6 +10,7 @@
 use super::turn::{FlushTurn, WriteTurn};
 use super::{Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
 use crate::format::record::RecordKind;
+use crate::space::Grant;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind};
@@ -49,7 +50,7 @@ fn record(ticket: u64) -> Pending {
         changes: 0,
         payloads: Vec::new(),
         runs: Vec::new(),
-        cost: 0,
+        grant: Grant::default(),
         cut: None,
     }
 }

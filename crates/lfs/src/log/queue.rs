@@ -151,7 +151,7 @@ impl RecordQueue {
         last.body.extend_from_slice(&record.body);
         last.changes += record.changes;
         last.payloads.extend(record.payloads);
-        last.cost += record.cost;
+        last.grant.merge(record.grant);
         let ticket = last.ticket;
         self.end_change();
         ticket
@@ -207,6 +207,7 @@ mod tests {
     use super::*;
     use crate::format::place::{Geometry, Seal};
     use crate::log::Payload;
+    use crate::space::Grant;
 
     fn record(bytes: usize) -> Pending {
         let payload = Payload { staged: 0..0, bytes: vec![0; bytes].into(), blocks: Vec::new() };
@@ -217,7 +218,7 @@ mod tests {
             changes: 1,
             payloads: if bytes > 0 { vec![payload] } else { Vec::new() },
             runs: Vec::new(),
-            cost: 0,
+            grant: Grant::default(),
             cut: None,
         }
     }

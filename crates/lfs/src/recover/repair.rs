@@ -532,6 +532,7 @@ fn without(
 mod tests {
     use super::*;
     use crate::format::record::RecordKind;
+    use crate::space::Grant;
 
     /// The story: a file was truncated and written again, and one record contained both changes.
     /// The repair after a failed flush took the growth in it for older than the truncate, and
@@ -549,7 +550,16 @@ mod tests {
             body.truncate(len);
             let (payloads, runs) = (Vec::new(), Vec::new());
             let kind = RecordKind::Changes;
-            Pending { ticket: 1, kind, body, changes: 2, payloads, runs, cost: 0, cut: None }
+            Pending {
+                ticket: 1,
+                kind,
+                body,
+                changes: 2,
+                payloads,
+                runs,
+                grant: Grant::default(),
+                cut: None,
+            }
         };
         let sizes_in = |record: &Pending| {
             let mut reader = Reader::new("record", &record.body);

@@ -36,33 +36,6 @@ pub(crate) const SHORT_ITEM_BYTES: u64 = 52;
 /// record.
 pub(crate) const PART_BYTES: u64 = 64 * KIB;
 
-/// What a grant is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// A new change: it leaves the kept segments free, and the space for accepted content.
-    New,
-    /// A change that makes space, or makes accepted content durable.
-    Urgent,
-    /// A change that was admitted before, or without which the volume cannot continue. It is
-    /// counted and never refused.
-    Outstanding,
-}
-
-/// The space needed by other users of the volume while a grant is decided.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct OtherNeeds {
-    /// Bytes of segments that accepted content will take (space.P14).
-    pub accepted: u64,
-    /// Bytes for the last blocks of files that are truncated (P23).
-    pub edges: u64,
-    /// Bytes of segments that were given out and are not in use. Accepted content may use them.
-    pub held: u64,
-    /// Pairs of nodes that checkpoints may need (space.P13).
-    pub pairs: u64,
-    /// Pairs of nodes that new content leaves to operations that make space (space.P24).
-    pub spare: u64,
-}
-
 /// Accepted content that is not written out yet (P21).
 #[derive(Default)]
 pub(crate) struct AcceptedContent {
@@ -106,6 +79,11 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
+        Self { entries: self.entries + other.entries, bytes: self.bytes + other.bytes }
+    }
+
     /// The growth from content in one address range: its own extents, and an older extent that it
     /// splits.
     pub fn of_content(bytes: u64, block_bytes: u64) -> Self {

@@ -24,7 +24,7 @@ use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, DeviceRef};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// The node slots of one segment.
@@ -36,6 +36,28 @@ struct Slots {
     has_failed: bool,
 }
 
+/// How many pairs of nodes fit into the free slots of the tree segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NodeRoom {
+    pairs: u64,
+    /// Free slots that are left then. All of them lie in one segment.
+    rest: u64,
+    /// The number of nodes that fit in a segment.
+    per: u64,
+}
+
+impl NodeRoom {
+    /// How many more segments are needed for `pairs` pairs. Two more segments take as many pairs as
+    /// a segment has slots: some beside the rest, the others beside each other.
+    pub fn segments_for(&self, pairs: u64) -> u64 {
+        let Some(last) = pairs.checked_sub(self.pairs + 1) else { return 0 };
+        2 * (last / self.per) + if last % self.per < self.rest { 1 } else { 2 }
+    }
+}
+
+/// A tree segment with free slots: it had no failed write, its free slots, and its number.
+type Emptiness = (bool, u32, u32);
+
 /// The segments for tree nodes, with their used, free and given-up places.
 pub(crate) struct NodeSlots {
     geometry: Geometry,
@@ -46,13 +68,17 @@ pub(crate) struct NodeSlots {
     /// them.
     limbo: Vec<Place>,
     left: u64,
+    room: NodeRoom,
 }
 
 impl NodeSlots {
     /// No segments at all.
     pub fn new(geometry: Geometry) -> Self {
         let (segments, limbo) = (BTreeMap::new(), Vec::new());
-        Self { geometry, segments, current: [None; 2], limbo, left: 0 }
+        let room = NodeRoom::default();
+        let mut this = Self { geometry, segments, current: [None; 2], limbo, left: 0, room };
+        this.recount();
+        this
     }
 
     /// The number of nodes that fit in a segment.
@@ -78,44 +104,39 @@ impl NodeSlots {
         self.segments.contains_key(&segment)
     }
 
-    /// How many more segments are needed for `pairs` pairs of nodes. It follows the order in which
-    /// [`Self::take`] uses the current segments.
-    pub fn segments_for(&self, mut pairs: u64) -> u64 {
-        let (mut most, mut second) = (0, 0);
-        for left in self.segments.values().map(|slots| u64::from(slots.left)) {
-            second = second.max(left.min(most));
-            most = most.max(left);
-        }
-        if second >= pairs {
-            return 0;
-        }
-        let known = self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left), slots));
-        let mut left: Vec<(u32, u64, bool)> =
-            known.map(|(n, left, slots)| (n, left, !slots.has_failed)).collect();
-        let at = |n: Option<u32>| left.iter().position(|(segment, ..)| Some(*segment) == n);
-        let mut current = self.current.map(at);
-        let mut more = 0;
-        while pairs > 0 {
-            let emptiest = |not: [Option<usize>; 2]| {
-                let others = (0..left.len()).filter(|n| left[*n].1 > 0 && !not.contains(&Some(*n)));
-                others.max_by_key(|n| (left[*n].2, left[*n].1))
+    /// The pairs that fit into the free slots.
+    pub fn room(&self) -> NodeRoom {
+        self.room
+    }
+
+    /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments.
+    fn recount(&mut self) {
+        let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
+        let of = |n: Option<u32>| self.segments.get_key_value(&n?).map(emptiness);
+        let with_space = self.segments.iter().filter(|(_, slots)| slots.left > 0);
+        let mut by_space: BTreeSet<Emptiness> = with_space.map(emptiness).collect();
+        let (mut current, mut pairs) = (self.current.map(of), 0);
+        loop {
+            let filled =
+                |this: Option<Emptiness>| this.filter(|(is_sound, n, _)| *is_sound && *n > 0);
+            let emptiest = |not: Option<Emptiness>| {
+                by_space.iter().rev().find(|this| Some(**this) != not).copied()
             };
-            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0 && left[*n].2);
-            let first = filled(current[0]).or_else(|| emptiest([current[1], None]));
-            let first = first.or_else(|| emptiest([None, None]));
-            let second = filled(current[1].filter(|n| Some(*n) != first));
-            let second = second.or_else(|| emptiest([first, None]));
-            let (Some(a), Some(b)) = (first, second) else {
-                more += 1;
-                left.push((u32::MAX, u64::from(self.per_segment()), true));
-                continue;
-            };
-            let taken = left[a].1.min(left[b].1).min(pairs);
-            (left[a].1, left[b].1) = (left[a].1 - taken, left[b].1 - taken);
-            pairs -= taken;
-            current = [first, second];
+            let first = filled(current[0]).or_else(|| emptiest(current[1]));
+            let first = first.or_else(|| emptiest(None));
+            let second = filled(current[1]).filter(|second| Some(*second) != first);
+            let (Some(a), Some(b)) = (first, second.or_else(|| emptiest(first))) else { break };
+            let taken = a.1.min(b.1);
+            current = [a, b].map(|(is_sound, space, n)| {
+                by_space.remove(&(is_sound, space, n));
+                let rest = (is_sound, space - taken, n);
+                by_space.extend((space > taken).then_some(rest));
+                Some(rest)
+            });
+            pairs += u64::from(taken);
         }
-        more
+        let rest = by_space.first().map_or(0, |(_, space, _)| u64::from(*space));
+        self.room = NodeRoom { pairs, rest, per: u64::from(self.per_segment()) };
     }
 
     /// Adds a segment whose slots are all free.
@@ -125,6 +146,7 @@ impl NodeSlots {
         if self.segments.insert(segment, slots).is_none() {
             self.left += u64::from(per);
         }
+        self.recount();
     }
 
     /// Adds a segment that holds nodes according to the usage table. Memory for its slots is
@@ -142,6 +164,7 @@ impl NodeSlots {
     pub fn fail(&mut self, segment: u32) {
         if let Some(slots) = self.segments.get_mut(&segment) {
             slots.has_failed = true;
+            self.recount();
         }
     }
 
@@ -158,7 +181,7 @@ impl NodeSlots {
     /// Whether another segment is needed: fewer than two segments have a free slot, so the two
     /// copies do not fit.
     pub fn wants_segment(&self) -> bool {
-        self.segments.values().filter(|slots| slots.left > 0).count() < 2
+        self.room.pairs == 0 && self.segments.values().filter(|slots| slots.left > 0).count() < 2
     }
 
     /// Takes places for both copies (N12). None: [`wants_segment`](Self::wants_segment) is true.
@@ -166,7 +189,13 @@ impl NodeSlots {
         let first = self.side(0, None)?;
         let second = self.side(1, Some(first))?;
         self.current = [Some(first), Some(second)];
-        Some([self.slot(first)?, self.slot(second)?])
+        let places = [self.slot(first)?, self.slot(second)?];
+        match self.room.pairs.checked_sub(1) {
+            Some(pairs) => self.room.pairs = pairs,
+            // Segments with a failed write may have space for more pairs than were counted.
+            None => self.recount(),
+        }
+        Some(places)
     }
 
     /// The segment for a copy: the current one, or else the emptiest one (N14).
@@ -220,7 +249,7 @@ impl NodeSlots {
     }
 
     /// Frees places that no checkpoint refers to any more.
-    pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
+    fn free(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             let Some((slots, word, bit)) = self.bit(place) else { continue };
             debug_assert!(slots.free[word] & bit == 0, "N11: {place:?} was taken");
@@ -239,9 +268,10 @@ impl NodeSlots {
     /// checkpoint before gave up. Returns the segments that have no node any more (N13).
     pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
         let free = std::mem::replace(&mut self.limbo, given_up);
-        self.give_back(free);
-        let released = self.release();
+        self.free(free);
+        let released = self.remove_empty();
         self.pack();
+        self.recount();
         released
     }
 
@@ -268,6 +298,12 @@ impl NodeSlots {
 
     /// Removes and returns the segments that have no node (N13).
     pub fn release(&mut self) -> Vec<u32> {
+        let released = self.remove_empty();
+        self.recount();
+        released
+    }
+
+    fn remove_empty(&mut self) -> Vec<u32> {
         let per = self.per_segment();
         let empty = self.segments.iter().filter(|(_, slots)| slots.left == per);
         let empty: Vec<u32> = empty.map(|(segment, _)| *segment).collect();
@@ -472,7 +508,7 @@ mod tests {
         let pair = slots.take().unwrap();
         assert_ne!(pair[0].segment, pair[1].segment);
         assert!(!slots.found(pair[0]), "it is taken");
-        slots.give_back(pair);
+        slots.free(pair);
         assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
         assert!(!slots.found(pair[0]) && slots.left == 0);
     }
@@ -513,14 +549,18 @@ mod tests {
                 taken.extend(slots.take().into_iter().flatten());
                 if pick(2) == 0 && !taken.is_empty() {
                     let place = taken.swap_remove(pick(taken.len() as u64) as usize);
-                    slots.give_back([place]);
+                    slots.free([place]);
+                    slots.recount();
                 }
             }
             for _ in 0..pick(3) {
                 slots.fail(pick(6) as u32);
             }
+            let (counted, is_sound) = (slots.room, slots.segments.values().all(|s| !s.has_failed));
+            slots.recount();
+            assert!(counted == slots.room || !is_sound, "seed {seed}: the counters are kept");
             let (pairs, mut added) = (1 + pick(40), 0);
-            let told = slots.segments_for(pairs);
+            let told = slots.room.segments_for(pairs);
             for _ in 0..pairs {
                 while slots.wants_segment() {
                     slots.add(100 + added);

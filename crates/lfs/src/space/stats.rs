@@ -8,8 +8,9 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::format::usage::Stream;
+use crate::space::Space;
+use crate::space::ledger::Balance;
 use crate::space::segment::Phase;
-use crate::space::{KEPT_FROM_LOG, KEPT_SEGMENTS, Space};
 
 /// The use of a volume's segments at present. Live bytes are those of the newest checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -78,13 +79,13 @@ impl HeldBack {
 
 impl Space {
     /// The figures that the segments and the grants determine. The caller adds the others.
-    pub fn stats(&self) -> SpaceStats {
+    pub fn stats(&self, balance: &Balance) -> SpaceStats {
         let bytes = self.layout.segment_bytes();
         let mut stats = SpaceStats {
             segment_bytes: bytes,
             segments: u64::from(self.layout.segments),
             open_bytes: self.data_left(),
-            held_back: self.held_back(),
+            held_back: balance.held_back(),
             ..SpaceStats::default()
         };
         for (_, this) in self.segments.iter() {
@@ -103,18 +104,5 @@ impl Space {
             *live += this.live_bytes;
         }
         stats
-    }
-
-    /// The segments that [`Space::data_room`] leaves to other needs, in bytes.
-    fn held_back(&self) -> HeldBack {
-        let bytes = self.layout.segment_bytes();
-        let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG) + self.kept_content();
-        HeldBack {
-            recovery_bytes: KEPT_FROM_LOG * bytes,
-            log_bytes: log * bytes,
-            checkpoint_bytes: self.nodes.segments_for(self.nodes_kept()) * bytes,
-            cleaner_bytes: self.kept_for_cleaner() * bytes,
-            ..HeldBack::default()
-        }
     }
 }

@@ -11,19 +11,41 @@ fn space(segments: u32) -> Space {
     Space::new(Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments, align: 512 })
 }
 
+/// Grants `cost` bytes of the log, as [`State`](crate::transaction::state::State) does.
+fn promise(space: &mut Space, cost: u64, need: Need, others: &OtherNeeds) -> bool {
+    let ask = Ask::log(cost, Default::default());
+    let fits = space.balance(cost, *others).fits(need, &ask);
+    if fits {
+        let _stays = space.ledger.grant(cost);
+    }
+    fits
+}
+
+/// Takes data until a need has no more; `others` are not changed by that.
+fn fill(space: &mut Space, others: &OtherNeeds, need: Need) {
+    let kept = space.balance(0, *others).kept();
+    let kept = if need == Need::New { kept.new } else { kept.accepted };
+    while space.take_data(4096, kept).is_ok() {}
+}
+
+fn data_room(space: &Space, others: &OtherNeeds) -> u64 {
+    space.balance(0, *others).content_left(Need::New)
+}
+
 /// space.P11: each grant finds its space, even if data takes all the rest.
 #[test]
 fn p11_promises_are_kept() {
-    let (mut space, room) = (space(12), OtherNeeds::default());
+    let (mut space, others) = (space(12), OtherNeeds::default());
     let each = space.layout.log_bytes() / 3;
     let mut promised = 0;
-    while space.promise(each, Need::New, &room).is_ok() {
+    while promise(&mut space, each, Need::New, &others) {
         promised += 1;
+        let kept = space.balance(0, others).kept().new;
         for _ in 0..8 {
-            let _more = space.take_data(4096);
+            let _more = space.take_data(4096, kept);
         }
     }
-    while space.take_data(4096).is_ok() {}
+    fill(&mut space, &others, Need::New);
     assert!(promised >= 3, "{promised}");
     let mut wanted = promised * each;
     while wanted > 0 {
@@ -36,19 +58,17 @@ fn p11_promises_are_kept() {
 /// ones may use. space.P15: one more segment is kept for the cleaner.
 #[test]
 fn p12_last_segments_are_kept_for_removals() {
-    let (mut space, room) = (space(6), OtherNeeds::default());
-    while space.take_data(4096).is_ok() {}
-    assert_eq!((space.segments.free(), space.data_room()), (3, 0));
-    assert_eq!(space.clean_segments(0, 0), 1);
-    assert!(space.promise(1024, Need::New, &room).is_err());
+    let (mut space, others) = (space(6), OtherNeeds::default());
+    fill(&mut space, &others, Need::New);
+    assert_eq!((space.segments.free(), data_room(&space, &others)), (3, 0));
+    assert_eq!(space.balance(0, others).clean_segments(), 1);
+    assert!(!promise(&mut space, 1024, Need::New, &others));
     let mut urgent = 0;
-    while space.promise(1024, Need::Urgent, &room).is_ok() {
+    while promise(&mut space, 1024, Need::Urgent, &others) {
         urgent += 1;
     }
     assert!((32..64).contains(&urgent), "most of a segment: {urgent}");
-    for _ in 0..30 {
-        space.promise(1024, Need::Outstanding, &room).unwrap();
-    }
+    assert!(space.balance(30 << 10, others).has_log(Need::Outstanding, 0));
 }
 
 /// space.P24: new content leaves nodes to operations that make space, whatever space the open log
@@ -59,8 +79,8 @@ fn p24_new_content_leaves_nodes_for_removals() {
         let fits = |pairs: &u64| {
             let mut space = space(8);
             space.log_head(0);
-            let room = OtherNeeds { pairs: *pairs, spare: 16, ..OtherNeeds::default() };
-            space.promise(64, need, &room).is_ok()
+            let others = OtherNeeds { pairs: *pairs, spare: 16, ..OtherNeeds::default() };
+            promise(&mut space, 64, need, &others)
         };
         (0..100).take_while(fits).count() as u64
     };
@@ -72,10 +92,10 @@ fn p24_new_content_leaves_nodes_for_removals() {
 #[test]
 fn p14_log_leaves_space_for_accepted_content() {
     let (mut space, accepted) = (space(8), 3 << 16);
-    let room = OtherNeeds { accepted, ..OtherNeeds::default() };
-    while space.promise(1024, Need::Urgent, &room).is_ok() {}
-    assert!(space.data_room() >= accepted, "{}", space.data_room());
-    while space.take_data(4096).is_ok() {}
+    let others = OtherNeeds { accepted, ..OtherNeeds::default() };
+    while promise(&mut space, 1024, Need::Urgent, &others) {}
+    assert!(data_room(&space, &OtherNeeds::default()) >= accepted);
+    fill(&mut space, &others, Need::New);
     assert!(space.segments.free() >= 5);
 }
 
@@ -83,10 +103,9 @@ fn p14_log_leaves_space_for_accepted_content() {
 #[test]
 fn p13_checkpoint_finds_space_for_its_nodes() {
     let mut space = space(8);
-    space.need_nodes(30, 0);
-    let room = OtherNeeds { pairs: 30, ..OtherNeeds::default() };
-    while space.promise(1024, Need::Urgent, &room).is_ok() {
-        while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}
+    let others = OtherNeeds { pairs: 30, ..OtherNeeds::default() };
+    while promise(&mut space, 1024, Need::Urgent, &others) {
+        fill(&mut space, &others, Need::New);
     }
     for _ in 0..30 {
         space.take_node().unwrap();

@@ -5,6 +5,7 @@
 
 use crate::fault::{Plant, Planted};
 use crate::map::overlay::Where;
+use crate::space::Need;
 use crate::space::segment::Phase;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
@@ -52,7 +53,7 @@ pub fn shown(volume: &Volume) -> String {
         format!("{n}: {:?} {:?} live {live} held {held} settled {settled}", s.phase, s.stream)
     };
     let all: Vec<String> = state.space.segments.iter().map(one).collect();
-    let (free, room) = (state.space.segments.free(), state.data_room(crate::space::Need::New));
+    let (free, room) = (state.space.segments.free(), state.data_room(Need::New));
     let stats = volume.clean_stats();
     format!(
         "free {free}, room {room}, for the cleaner {}, {stats:?}\n{}",
@@ -161,13 +162,13 @@ fn k22_k24_pass_keeps_its_space_and_dead_segments_count_as_free() {
         let victims = inner.cleaner.pick_now();
         let (planned, room) = {
             let state = inner.state.lock();
-            (state.space.clean_planned(), state.space.data_room())
+            (state.space.clean_planned(), state.data_room(Need::New))
         };
         assert!(!victims.is_empty() && planned > 0, "{victims:?}");
         let left = |segment: &u32| inner.state.lock().room.left_of(*segment);
         assert!(victims.iter().all(|segment| left(segment) == 0), "K23");
         inner.state.lock().space.plan_clean(planned + 3);
-        let less = inner.state.lock().space.data_room();
+        let less = inner.state.lock().data_room(Need::New);
         assert_eq!(room - less, 3 * inner.layout.segment_bytes(), "data leaves it alone");
         assert!(volume.clean().await.unwrap());
         assert_eq!(inner.state.lock().space.clean_planned(), 0);

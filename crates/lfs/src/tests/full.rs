@@ -5,7 +5,7 @@
 
 use crate::format::change::Change;
 use crate::format::usage::Stream;
-use crate::space::Need;
+use crate::space::{Ask, Need};
 use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::fsck;
@@ -253,7 +253,7 @@ fn full_volume_can_be_opened_and_emptied() {
             {
                 let mut state = volume.0.state.lock();
                 let nodes = state.checkpoint_nodes(Default::default());
-                while state.space.segments.free() > state.space.nodes.segments_for(nodes) {
+                while state.space.segments.free() > state.space.nodes.room().segments_for(nodes) {
                     state.space.segments.take(Stream::Data).unwrap();
                 }
             }
@@ -355,7 +355,7 @@ fn failed_flush_on_full_volume_is_repaired() {
         {
             // All log space is granted.
             let mut state = volume.0.state.lock();
-            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+            while state.grant(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
         }
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(volume.syncfs().await.is_err(), "the flush failed");
@@ -375,7 +375,7 @@ fn checkpoint_is_made_when_log_is_fully_granted() {
         filled(&volume).await;
         {
             let mut state = volume.0.state.lock();
-            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+            while state.grant(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
         }
         let before = volume.0.checkpoints.superblock().checkpoint;
         assert!(volume.0.requests.make_space().await);
@@ -491,11 +491,14 @@ fn t11_inapplicable_change_has_no_effect() {
         let file = file(&volume, "f").await.unwrap();
         volume.syncfs().await.unwrap();
         let mut state = volume.0.state.lock();
-        let before = (state.space.promised(), state.queue.len(), state.orphans.len());
+        let before = (state.space.ledger.log_bytes(), state.queue.len(), state.orphans.len());
         let changes = [Change::AddOrphan(file.ino().0), Change::AddOrphan(4711)];
         let error = state.append(&changes, Need::Urgent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert_eq!((state.space.promised(), state.queue.len(), state.orphans.len()), before);
+        assert_eq!(
+            (state.space.ledger.log_bytes(), state.queue.len(), state.orphans.len()),
+            before
+        );
     });
     disk.world().stop();
 }

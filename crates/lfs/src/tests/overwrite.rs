@@ -298,7 +298,7 @@ fn p25_overwrite_is_not_refused_for_dirty_data_of_others() {
             let stored = filled(&a, available(&volume).await / 4 * 3).await.len() as u64;
             assert!(!filled(&b, u64::MAX).await.is_empty());
             settled(&volume).await;
-            let (has, mut n) = (|| volume.0.state.lock().has_overwrite_space(BLOCK), 0);
+            let (has, mut n) = (|| volume.0.state.lock().has_room(BLOCK, Need::Overwrite), 0);
             // Until no more space for overwrites can be made.
             while has() {
                 while has() {

@@ -14,7 +14,7 @@ use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
 use crate::names::lookup::{Stop, Tried, needed};
 use crate::space::admission::Growth;
-use crate::space::{Need, OtherNeeds};
+use crate::space::{Ask, Grant, Need};
 use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
@@ -103,7 +103,7 @@ impl State {
             entries: changes.iter().map(entries_of).sum(),
             bytes: body.len() as u64 + CHANGE_BYTES * changes.len() as u64,
         };
-        self.take_promise(cost, content.share, need, growth)?;
+        let grant = self.take_grant(cost, content.share, need, growth)?;
         let before = content.joins.unwrap_or(0);
         let resolve = |extent: &Extent<'_>| match (extent.source, &staged) {
             (Source::Run(place), _) => Ok(Where::Run(place)),
@@ -116,11 +116,10 @@ impl State {
         for change in changes {
             if let Err(error) = self.apply(change, &resolve) {
                 self.queue.end_change();
-                self.space.settle(cost);
+                self.space.ledger.end(grant);
                 return Err(error);
             }
         }
-        self.count_nodes();
         // Moves of the cleaner are not counted, because they make space.
         if need != Need::Outstanding || content.share.is_some() {
             self.space.note_recorded();
@@ -132,7 +131,7 @@ impl State {
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
         let payloads = payload.into_iter().collect();
         let cut = None;
-        let record = Pending { ticket: 0, kind, body, changes, payloads, runs, cost, cut };
+        let record = Pending { ticket: 0, kind, body, changes, payloads, runs, grant, cut };
         Ok(if joins.is_some() { self.queue.join(record) } else { self.queue.push(record) })
     }
 
@@ -166,43 +165,38 @@ impl State {
     }
 
     /// Takes log space for a record: first from the grant of the reservation, then a new grant.
-    fn take_promise(
+    fn take_grant(
         &mut self,
         cost: u64,
         share: Option<u64>,
         need: Need,
         growth: Growth,
-    ) -> Result<()> {
-        let there = share.map_or(0, |key| self.reservations.log_bytes(key));
-        let taken = there.min(cost);
-        self.promise(cost - taken, need, growth)?;
+    ) -> Result<Grant> {
+        let own = share.map_or(0, |key| self.reservations.log_bytes(key)).min(cost);
+        let mut grant = self.grant(&Ask::log(cost - own, growth), need)?;
         if let Some(key) = share {
-            self.reservations.spend(key, taken);
+            grant.merge(self.reservations.split(key, own));
         }
-        Ok(())
+        Ok(grant)
     }
 
     /// Queues a mark, a record without changes. Its log space was granted with the records before
     /// it.
     pub fn append_mark(&mut self) -> u64 {
-        self.enqueue_mark(0, None)
+        self.enqueue_mark(Grant::default(), None)
     }
 
     /// Queues the mark that ends the records of a checkpoint. It is never refused: without
     /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
-        let cost = self.layout.cost(0, 0);
-        let room =
-            OtherNeeds { pairs: self.checkpoint_nodes(Growth::default()), ..OtherNeeds::default() };
-        let promised = self.space.promise(cost, Need::Outstanding, &room);
-        debug_assert!(promised.is_ok(), "an outstanding need is not refused");
-        self.enqueue_mark(cost, Some(moves))
+        let grant = self.space.ledger.grant(self.layout.cost(0, 0));
+        self.enqueue_mark(grant, Some(moves))
     }
 
-    fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
+    fn enqueue_mark(&mut self, grant: Grant, cut: Option<bool>) -> u64 {
         let kind = RecordKind::Mark;
         let (body, runs, payloads) = (Vec::new(), Vec::new(), Vec::new());
-        self.queue.push(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
+        self.queue.push(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, grant, cut })
     }
 
     /// Encodes the body of a record. `NoSpace` if it is longer than a record can be.

@@ -34,8 +34,9 @@
 //! Locks: the state lock, held by the caller.
 
 use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
+use crate::space::ledger::KEPT_SEGMENTS;
 use crate::space::stats::SpaceStats;
-use crate::space::{KEPT_SEGMENTS, Need};
+use crate::space::{Ask, Need};
 use crate::transaction::state::State;
 
 /// Segments that hold neither content nor tree: the open log segment; the kept ones; one to replace
@@ -55,7 +56,7 @@ impl State {
     /// Bytes of content that are stored or have places. Content that was overwritten since the last
     /// checkpoint counts twice.
     pub fn content_bytes(&self) -> u64 {
-        let fresh = self.map.fresh_bytes() + self.reservations.flying_bytes();
+        let fresh = self.map.fresh_bytes() + self.space.ledger.flying_bytes();
         self.space.segments.content_bytes() + fresh
     }
 
@@ -97,13 +98,11 @@ impl State {
 
     /// The use of the segments, and the free space that new content does not get.
     pub fn space_stats(&self) -> SpaceStats {
-        let mut stats = self.space.stats();
+        let mut stats = self.space.stats(&self.balance(&Ask::default()));
         let (free, writable) = (self.data_room(Need::New), self.new_room());
         stats.open_bytes += self.room.bytes();
         stats.writable_bytes = writable;
-        let held_back = &mut stats.held_back;
-        (held_back.accepted_bytes, held_back.truncate_bytes) = self.content_needs();
-        held_back.overwrite_bytes = free - writable;
+        stats.held_back.overwrite_bytes = free - writable;
         stats
     }
 

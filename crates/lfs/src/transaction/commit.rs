@@ -26,7 +26,8 @@ impl RecordOwner for Resources {
     }
 
     fn requeue(&self, group: &mut Group) -> Result<()> {
-        self.state.lock().requeue(group)
+        self.state.lock().requeue(group);
+        Ok(())
     }
 
     fn on_covered(&self, ticket: u64) {

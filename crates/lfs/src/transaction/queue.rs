@@ -4,11 +4,8 @@
 
 use crate::log::group_plan::GroupPlan;
 use crate::log::{Group, Head, Pending};
-use crate::space::Need;
-use crate::space::admission::Growth;
 use crate::transaction::state::State;
 use crate::transaction::state_lock::Stored;
-use forebay_base::Result;
 
 impl State {
     /// Takes records for a group, plans its places from `head` on, and settles its grants
@@ -27,7 +24,7 @@ impl State {
             self.space.log_takes_content();
         }
         for record in &mut records {
-            self.space.settle(std::mem::take(&mut record.cost));
+            self.space.ledger.end(std::mem::take(&mut record.grant));
         }
         if plan.segment.is_some() {
             self.space.log_head(u64::from(plan.end));
@@ -37,21 +34,20 @@ impl State {
 
     /// Puts the records of failed groups back at the front of the queue. Frees the segments that
     /// the groups opened.
-    pub fn requeue(&mut self, group: &mut Group) -> Result<()> {
+    pub fn requeue(&mut self, group: &mut Group) {
         for segment in std::mem::take(&mut group.opened) {
             self.space.give_back_log(segment);
         }
         self.space.log_head(self.layout.segment_bytes());
         for record in &mut group.records {
-            if record.cost == 0 {
+            if record.grant.log() == 0 {
                 // The record was admitted before. If it were refused now, no later record could
                 // become durable.
-                record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
-                self.promise(record.cost, Need::Outstanding, Growth::default())?;
+                let bytes = (record.body.len() as u64, record.payload_bytes());
+                record.grant = self.space.ledger.grant(self.layout.cost(bytes.0, bytes.1));
             }
         }
         self.queue.put_back(group.records.drain(..));
-        Ok(())
     }
 
     /// Notes that content is durable: from now on it is read from the device.

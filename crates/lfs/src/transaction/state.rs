@@ -32,7 +32,6 @@ use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
 use crate::space::Space;
-use crate::space::admission::AcceptedContent;
 use crate::space::alloc::runs::Room;
 use crate::transaction::counters::{Counters, RemovedBytes};
 use crate::transaction::frozen::Frozen;
@@ -75,8 +74,6 @@ pub(crate) struct State {
     pub queue: RecordQueue,
     /// The reservations of files.
     pub reservations: Reservations,
-    /// Accepted content that is not written out.
-    pub accepted: Arc<AcceptedContent>,
     /// Content of removed inodes, whose dirty data must be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Closed inodes that may have data to write back.
@@ -130,7 +127,6 @@ impl State {
             counters: Counters::first(),
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
-            accepted: Arc::default(),
             removed: Vec::new(),
             pending_write_back: PendingWriteBack::default(),
             left: RetainedMappings::default(),

@@ -167,7 +167,7 @@ pub mod model {
                 changes: 0,
                 payloads: vec![Payload { staged, bytes, blocks }],
                 runs: Vec::new(),
-                cost: 0,
+                grant: Default::default(),
                 cut: None,
             };
             let head = Head {

@@ -110,9 +110,8 @@ impl Inner {
         // The less space is left, the sooner dead segments must become free.
         let some = || state.space.short_bytes(state.data_room(Need::New));
         // The cleaner makes its own checkpoints after it has emptied segments.
-        let short = !self.cleaning.is_background()
-            && state.space.is_short()
-            && log + content + data >= some();
+        let short =
+            !self.cleaning.is_background() && state.is_short() && log + content + data >= some();
         let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
         // Each checkpoint writes a mark, a record without changes. If a log of marks alone were

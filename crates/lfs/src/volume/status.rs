@@ -149,6 +149,11 @@ impl Volume {
         [changes, cleaning, names, nodes, self.0.staging.held_bytes()]
     }
 
+    /// Bytes of the log that are granted: none of a closed volume.
+    pub fn granted_log_bytes(&self) -> u64 {
+        self.0.state.lock().space.ledger.log_bytes()
+    }
+
     /// The end of the log: generation, sequence number of the next record, checksum of the last
     /// one. To forge a record one must know these in addition to the secret.
     pub fn log_end(&self) -> (u64, u64, u32) {

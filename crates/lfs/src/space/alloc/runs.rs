@@ -20,6 +20,7 @@ use crate::format::place::Place;
 use crate::space::Space;
 use crate::space::alloc::window::Windows;
 use crate::space::alloc::{AllocStats, Run};
+use crate::space::ledger::Kept;
 use forebay_base::units::MIB;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -203,32 +204,32 @@ impl Room {
 
     /// Takes a run of `want` bytes, or a shorter one of at least `least` bytes. If there is none of
     /// that length, it takes any run. `NoSpace` if no byte is left.
-    pub fn fresh(&mut self, space: &mut Space, want: u64, least: u64) -> Result<Run> {
+    pub fn fresh(&mut self, space: &mut Space, kept: Kept, want: u64, least: u64) -> Result<Run> {
         let tail = space.data_left();
         if let Some((at, _)) = self.left.best(want) {
             return Ok(self.left.cut(at, want));
         }
         if tail >= want {
-            return self.more_from(space, want);
+            return self.more_from(space, want, kept.new);
         }
         if let Some((at, _)) = self.left.best(least) {
             return Ok(self.left.cut(at, want));
         }
         if tail >= least {
-            return self.more_from(space, want);
+            return self.more_from(space, want, kept.new);
         }
-        if tail > 0 && space.has_segment() {
-            let rest = self.more_from(space, tail)?;
+        if tail > 0 && space.has_segment(kept.new) {
+            let rest = self.more_from(space, tail, kept.new)?;
             self.left.join(rest);
         }
-        self.anything(space, want)
+        self.anything(space, kept, want)
     }
 
     /// Takes any run of up to `want` bytes: from the open end of the segments, then from leftover
     /// runs, then from windows. Last it takes space that is kept from new content: the caller was
     /// admitted already.
-    pub fn anything(&mut self, space: &mut Space, want: u64) -> Result<Run> {
-        match self.more_from(space, want) {
+    pub fn anything(&mut self, space: &mut Space, kept: Kept, want: u64) -> Result<Run> {
+        match self.more_from(space, want, kept.new) {
             Err(error) if error.kind() == ErrorKind::NoSpace => {}
             done => return done,
         }
@@ -237,26 +238,25 @@ impl Room {
                 return Ok(self.left.cut(at, want));
             }
             self.return_all(space);
-            if let Ok(run) = self.more_from(space, want) {
+            if let Ok(run) = self.more_from(space, want, kept.new) {
                 return Ok(run);
             }
         }
-        let (at, len) = space.take_for_accepted(want)?;
-        Ok((self.sizes.address(at), len))
+        self.more_from(space, want, kept.accepted)
     }
 
-    fn more_from(&self, space: &mut Space, want: u64) -> Result<Run> {
-        let (at, len) = space.take_data(want)?;
+    fn more_from(&self, space: &mut Space, want: u64, kept: u64) -> Result<Run> {
+        let (at, len) = space.take_data(want, kept)?;
         Ok((self.sizes.address(at), len))
     }
 
     /// Takes a run for a request without a stream. Such requests get adjacent runs, whatever their
     /// files, so that many of them are written with one device write.
-    pub fn pooled(&mut self, space: &mut Space, want: u64) -> Result<Run> {
+    pub fn pooled(&mut self, space: &mut Space, kept: Kept, want: u64) -> Result<Run> {
         let (at, len) = match self.pool.take() {
             Some(pool) => pool,
-            None if want >= self.sizes.pool => return self.fresh(space, want, want),
-            None => self.fresh(space, self.sizes.pool, want)?,
+            None if want >= self.sizes.pool => return self.fresh(space, kept, want, want),
+            None => self.fresh(space, kept, self.sizes.pool, want)?,
         };
         let taken = len.min(want);
         self.pool = (taken < len).then_some((at + taken, len - taken));
@@ -278,7 +278,7 @@ impl Room {
     pub fn seal_data(&mut self, space: &mut Space) {
         let tail = space.data_left();
         if tail > 0
-            && let Ok(rest) = self.more_from(space, tail)
+            && let Ok(rest) = self.more_from(space, tail, 0)
         {
             self.left.join(rest);
         }
@@ -366,8 +366,9 @@ impl Room {
     }
 
     /// The most bytes that windows may hold: an eighth of the free space.
-    pub fn limit(&self, space: &Space) -> u64 {
-        (space.data_room() + self.bytes()) / 8
+    pub fn limit(&self, space: &Space, kept: Kept) -> u64 {
+        let free = space.segments.free().saturating_sub(kept.new);
+        (free * self.sizes.segment + space.data_left() + self.bytes()) / 8
     }
 }
 
@@ -387,6 +388,10 @@ mod tests {
         (Space::new(layout), Room::new(&layout))
     }
 
+    fn free_bytes(space: &Space) -> u64 {
+        space.segments.free() * SEGMENT + space.data_left()
+    }
+
     /// alloc.A11, R22, R23: runs are taken and given back in random order. No byte is given out
     /// twice, and at the end all segments but the open one are free again.
     #[test]
@@ -395,15 +400,15 @@ mod tests {
             let mut rng = seed;
             let mut pick = |n: u64| split_mix(&mut rng) % n;
             let (mut space, mut room) = setup(12);
-            let all = space.free_for_accepted();
+            let (kept, all) = (Kept { new: 4, accepted: 3 }, free_bytes(&space));
             let mut held: Vec<Run> = Vec::new();
             for _ in 0..300 {
                 if pick(5) < 3 {
                     let want = (1 + pick(20)) * 4096;
                     let taken = match pick(3) {
-                        0 => room.fresh(&mut space, want, 4096),
-                        1 => room.pooled(&mut space, want),
-                        _ => room.anything(&mut space, want),
+                        0 => room.fresh(&mut space, kept, want, 4096),
+                        1 => room.pooled(&mut space, kept, want),
+                        _ => room.anything(&mut space, kept, want),
                     };
                     let Ok((at, len)) = taken else { continue };
                     assert!(at / SEGMENT == (at + len - 1) / SEGMENT, "R21");
@@ -418,12 +423,12 @@ mod tests {
                 let apart = |w: &[Run]| w[0].0 + w[0].1 < w[1].0 || w[1].0.is_multiple_of(SEGMENT);
                 assert!(starts.windows(2).all(apart), "R22: {starts:?}");
                 let used: u64 = held.iter().map(|run| run.1).sum();
-                assert_eq!(space.free_for_accepted() + room.bytes() + used, all, "none is lost");
+                assert_eq!(free_bytes(&space) + room.bytes() + used, all, "none is lost");
             }
             held.into_iter().for_each(|run| room.give_back(&mut space, run));
             room.return_all(&mut space);
             assert_eq!(room.bytes(), 0, "seed {seed}: R23");
-            assert_eq!(space.free_for_accepted(), all);
+            assert_eq!(free_bytes(&space), all);
         }
     }
 

@@ -11,6 +11,7 @@ use crate::space::Space;
 use crate::space::alloc::Run;
 use crate::space::alloc::runs::Room;
 use crate::space::alloc::window::WINDOWS_MAX;
+use crate::space::ledger::Kept;
 use forebay_base::Result;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::world::Nanos;
@@ -70,6 +71,8 @@ pub(crate) struct Request<'a> {
     pub run: Range<u64>,
     /// The size of the next window of the stream that this request continues.
     pub stream: Option<u64>,
+    /// The free segments that it leaves.
+    pub kept: Kept,
     pub room: &'a mut Room,
     pub space: &'a mut Space,
 }
@@ -100,7 +103,7 @@ impl Request<'_> {
         // The more windows there are, the smaller each one is: all windows together stay within the
         // limit.
         let others = (2 * self.room.windows.len() as u64).max(8);
-        let most = self.room.limit(self.space) / others;
+        let most = self.room.limit(self.space, self.kept) / others;
         let size = wanted.min(1 << most.checked_ilog2().unwrap_or(0)).max(sizes.block);
         let appends = part.start == round_down(who.stored, sizes.block)
             || part.start == round_up(who.stored, sizes.block);
@@ -128,7 +131,7 @@ impl Request<'_> {
         {
             self.close_one(ino, start);
         }
-        let limit = self.room.limit(self.space);
+        let limit = self.room.limit(self.space, self.kept);
         let spare = (range.end - range.start) - (part.end - part.start);
         if spare > limit {
             range = part.clone();
@@ -137,7 +140,7 @@ impl Request<'_> {
         }
         let lead = part.start - range.start;
         let least = (lead + part.end - part.start).min(self.room.sizes.segment);
-        let (at, len) = self.room.fresh(self.space, range.end - range.start, least)?;
+        let (at, len) = self.room.fresh(self.space, self.kept, range.end - range.start, least)?;
         let start = if len > lead { range.start } else { part.start };
         let next = (2 * size).min(self.room.sizes.most);
         self.room.windows.open(who.ino, start..start + len, (at, next), who.now);
@@ -194,7 +197,7 @@ impl Request<'_> {
         }
         match self.plan(&part) {
             None => {
-                let run = self.room.pooled(self.space, part.end - part.start)?;
+                let run = self.room.pooled(self.space, self.kept, part.end - part.start)?;
                 Ok(Step::Run(run))
             }
             Some(planned) => self.open(&part, planned).map(Step::Opened),

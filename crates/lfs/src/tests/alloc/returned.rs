@@ -144,7 +144,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                     at += LARGE;
                 }
                 quiet(&volume).await;
-                let urgent = || volume.0.state.lock().data_room(crate::space::Need::Urgent);
+                let urgent = || volume.0.state.lock().data_room(crate::space::Need::Overwrite);
                 let room = urgent();
                 let wanted = room / 2 + 64 * KIB;
                 let one = |n: usize| -> BoxFuture<'static, Result<(), Error>> {
