@@ -20,7 +20,7 @@ mod tidy;
 
 /// The words by which the benches' tables name ratios.
 #[path = "../../crates/bench/src/report"]
-#[expect(dead_code, reason = "the benches also label metrics and variants")]
+#[cfg_attr(not(test), expect(dead_code, reason = "the benches also label metrics and variants"))]
 mod report {
     pub mod figures;
     pub mod words;

@@ -231,7 +231,8 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
         let saved = |end: &str| folder.join(format!("lookups-during-backup.{end}"));
         let series = ["ours", "ours-uncached", "sqlite-cache", "xfs-direct", "xfs-tar"];
-        let drawn = html::first_picture(&load(&[saved("json")]).unwrap(), &series.map(String::from));
+        let drawn =
+            html::first_picture(&load(&[saved("json")]).unwrap(), &series.map(String::from));
         let kept = std::fs::read_to_string(saved("svg")).unwrap();
         assert!(drawn.as_deref() == Some(kept.as_str()), "{}", drawn.unwrap_or_default());
     }

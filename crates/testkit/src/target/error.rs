@@ -38,7 +38,13 @@ pub struct Fault {
 
 impl Default for Fault {
     fn default() -> Self {
-        Self { ops: Vec::new(), range: None, when: When::Always, sticky: false, errno: rustix::io::Errno::IO.raw_os_error() }
+        Self {
+            ops: Vec::new(),
+            range: None,
+            when: When::Always,
+            sticky: false,
+            errno: rustix::io::Errno::IO.raw_os_error(),
+        }
     }
 }
 

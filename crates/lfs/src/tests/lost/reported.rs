@@ -4,8 +4,7 @@
 
 use super::later::refuse_block;
 use super::*;
-use crate::space::Need;
-use crate::space::admission::Growth;
+use crate::space::{Ask, Need};
 
 /// The story: a file had lost a block after its last close. A later opener wrote the block again.
 /// All syncs of that opener failed, because the file was taken for one with lost content until
@@ -156,7 +155,7 @@ fn size_of_closed_file_is_recorded_although_the_log_is_full() {
         volume.0.commit_queue().await.unwrap();
         {
             let mut state = volume.0.state.lock();
-            while state.promise(600, Need::Urgent, Growth::default()).is_ok() {}
+            while state.grant(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
             assert!(state.publish_closed_end(ino.0).is_ok(), "no opener wants the size yet");
             state.sync_errors.note_sync_of_all();
             let refused = state.publish_closed_end(ino.0).expect_err("the log is full");
