@@ -32,8 +32,9 @@ int forebay_sqlite_use_cache(fby_cache *cache);
 fby_cache *forebay_sqlite_cache(void);
 
 /*
- * Closes the cache that the VFS made, and gives its memory back. SQLITE_BUSY while a connection
- * is open, also one whose database another process has. Without this call the cache lives as long as the process.
+ * Closes the cache that the VFS made, and gives its memory back. SQLITE_BUSY while a connection is
+ * open, also one whose database another process has. Without this call the cache lives as long as
+ * the process.
  */
 int forebay_sqlite_shutdown(void);
 

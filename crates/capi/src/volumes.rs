@@ -1,7 +1,7 @@
 //! The volumes of a cache. Each has one handle; closing that closes the volume.
 //!
-//! Invariant: capi.C3 while one call opens or closes a volume, another open of it waits. So it finds
-//! neither a volume that is closing nor its handle.
+//! Invariant: capi.C3 while one call opens or closes a volume, another open of it waits. So it
+//! finds neither a volume that is closing nor its handle.
 //!
 //! Lock: one over the map, held for one lookup or change.
 
@@ -87,7 +87,7 @@ mod tests {
     use forebay::{Cache, CacheConfig};
 
     #[test]
-    fn c3_opener_waits_for_a_close_and_is_refused_by_an_open_volume() {
+    fn c3_open_waits_for_close_and_is_refused_by_open_volume() {
         let cache = Cache::new(CacheConfig::with_budget(4 << 20)).unwrap();
         let cache = Arc::new(OpenCache { cache, volumes: Volumes::default() });
         let key = FileIdentity::Inode(1, 2);

@@ -50,9 +50,9 @@
 //!
 //! # What to know
 //!
-//! - **Durable**: a write is complete once the cache has it. [`File::sync_data`] makes it
-//!   durable, and so does a write with [`IoFlags::DSYNC`]. After a failed sync no later one of the
-//!   same opener succeeds while accepted bytes are not durable. [`File::close`] reports an error that
+//! - **Durable**: a write is complete once the cache has it. [`File::sync_data`] makes it durable,
+//!   and so does a write with [`IoFlags::DSYNC`]. After a failed sync no later one of the same
+//!   opener succeeds while accepted bytes are not durable. [`File::close`] reports an error that
 //!   dropping a file can only log.
 //! - **One owner**: an open image is locked against other processes and caches. In one cache it
 //!   can be opened any number of times.

@@ -2,11 +2,11 @@
 //! kernel's cache, in 16 files and in one, on an ext4 above the device of `forebay attach` with its
 //! default options. The kernel's loop device is measured for comparison, buffered and direct.
 //!
-//! Invariants: D1 each slice attaches the same image anew, and mounts the same ext4 with the same
-//! files, so it starts with nothing cached. D2 fio runs in a memory cgroup that is smaller than the
-//! files, and that is charged with what the kernel caches of them. D3 a slice of writes ends when
-//! they are synced. D4 the memory of a slice is its highest sum of all caches and of the server,
-//! looked at every 50 ms. D5 machine CPU and switches cover everything, for all variants.
+//! Each slice attaches the same image anew, and mounts the same ext4 with the same files, so it
+//! starts with nothing cached. fio runs in a memory cgroup that is smaller than the files, and that
+//! is charged with what the kernel caches of them. A slice of writes ends when they are synced. The
+//! memory of a slice is its highest sum of all caches and of the server, looked at every 50 ms.
+//! Machine CPU and switches cover everything, for all variants.
 
 use super::fio::{Jobs, Place};
 use super::{BUDGET, GROWTH_MIB, LAYOUTS, OVERHEAD, PATTERNS};

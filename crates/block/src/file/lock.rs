@@ -147,7 +147,7 @@ mod tests {
 
     /// A copy of the descriptor is what a child of fork(2) has.
     #[test]
-    fn f1_lock_ends_with_the_file_in_its_opener_and_not_in_a_child() {
+    fn f1_lock_ends_with_file_of_its_opener_only() {
         use crate::file::inner::Inner;
         let path = std::env::temp_dir().join(format!("forebay-unlock-{}", std::process::id()));
         let create_size = Some(4096);

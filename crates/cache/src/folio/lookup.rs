@@ -93,8 +93,8 @@ impl PageCache {
         self.lowest_unwritten_except(mapping, from, None)
     }
 
-    /// [`Self::lowest_unwritten`] for the last request of the write-out with the number `ended`. Its
-    /// blocks are written, or dirty again.
+    /// [`Self::lowest_unwritten`] for the last request of the write-out with the number `ended`.
+    /// Its blocks are written, or dirty again.
     pub fn lowest_unwritten_except(&self, mapping: &Mapping, from: u64, ended: Option<u64>) -> u64 {
         mapping.lowest_unwritten(from, ended, |start| self.lowest_dirty(mapping, start))
     }

@@ -93,7 +93,7 @@ static void sizes_and_ranges(fby_file *file) {
     IS(fby_ftruncate(file, SIZE), 0);
 }
 
-/* The buffers of an append are gathered: as much as the budget at most, and not as they are told. */
+/* The buffers of an append are gathered: as much as the budget at most. */
 static void append_larger_than_the_budget_is_refused(fby_file *file) {
     const size_t length = 1u << 30;
     struct iovec many[1024];

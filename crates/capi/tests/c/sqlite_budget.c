@@ -38,7 +38,7 @@ static uint64_t budget(void) {
     return stats.budget_bytes;
 }
 
-/* Each statement holds a page of 16 KiB in the cache; together more than a cache of 4 MiB may pin. */
+/* Each statement holds a page of 16 KiB; together more than a cache of 4 MiB may pin. */
 static void pages_in_use_refuse_a_smaller_budget(const char *folder) {
     sqlite3 *db = opened(uri_of(folder, "a.db", "32M"));
     sqlite3_stmt *readers[READERS];

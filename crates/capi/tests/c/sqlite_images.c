@@ -122,7 +122,7 @@ static void image_that_a_journal_names_is_left_alone(const char *folder, const c
     IS(sqlite3_exec(db, "SELECT * FROM t", NULL, NULL, NULL), SQLITE_IOERR);
     IS(sqlite3_extended_errcode(db), SQLITE_IOERR_ACCESS);
     IS(volumes_opened, 0);
-    /* Once the image is open, it is seen that the transaction is over: its super-journal is gone. */
+    /* With the image open, the VFS sees that the transaction is over: its super-journal is gone. */
     in_volume = opened(uri);
     IS(number(in_volume, "SELECT a FROM t"), 8);
     ran(db, "SELECT * FROM t");

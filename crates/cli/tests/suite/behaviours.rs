@@ -205,7 +205,7 @@ fn stable_pages_and_strategy_decide_what_is_copied() {
 
 /// Behaviour 3. A writer that meets a block in write-out waits, or gets a fresh frame.
 #[test]
-fn stable_decides_what_a_writer_does_at_a_block_in_write_out() {
+fn stable_decides_about_writes_to_blocks_in_write_out() {
     if !may_run() {
         return;
     }
@@ -285,8 +285,8 @@ fn uncached_strategy_decides_who_writes_out() {
     }
 }
 
-/// Behaviour 5. A direct write takes a turn from the threshold on, with `alloc=serialized` alone. It
-/// takes blocks out of a window with `alloc=reserve` alone.
+/// Behaviour 5. A direct write takes a turn from the threshold on, with `alloc=serialized` alone.
+/// It takes blocks out of a window with `alloc=reserve` alone.
 #[test]
 fn alloc_and_threshold_decide_which_writes_take_turns() {
     if !may_run() {

@@ -5,7 +5,7 @@
 //! earlier one. J12 each segment but the last ends with a record that names the next one. J13 a
 //! record, and space for the one that ends the segment, lie within the segment.
 //!
-//! The layout follows a plan ([`crate::log::group_plan`], J14), which has the segments.
+//! The layout follows a plan ([`crate::log::group_plan`], group_plan.J14), which has the segments.
 //!
 //! No locks: the holder of the write turn works on its own memory.
 
@@ -126,7 +126,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The next segment of the plan (J14).
+    /// The next segment of the plan (group_plan.J14).
     fn next(&mut self) -> Result<u32> {
         let none = || Error::new(ErrorKind::NoSpace, "commit", "no segment was planned");
         self.segments.next().ok_or_else(none)?

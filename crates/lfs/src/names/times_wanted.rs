@@ -6,9 +6,9 @@
 //! ```
 //! Invariants: S23 the times that a file had when a sync wanted them are in a queued record, or
 //! newer ones are, once `recorded` has reached the number of that sync: it is stored after the
-//! record is queued (queue.L14), in the same hold of the state lock. They are durable once `durable`
-//! has reached it: a commit reads `recorded` before the ticket that it makes durable. A sync that
-//! finds neither records its times itself.
+//! record is queued (queue.L14), in the same hold of the state lock. They are durable once
+//! `durable` has reached it: a commit reads `recorded` before the ticket that it makes durable. A
+//! sync that finds neither records its times itself.
 //!
 //! No locks: atomics. The caller of `note_recorded` holds the state lock.
 

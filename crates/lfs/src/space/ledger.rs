@@ -10,7 +10,7 @@
 //! | need        | uses                    | leaves nodes for                            |
 //! | ----------- | ----------------------- | ------------------------------------------- |
 //! | New         | -                       | the next checkpoints, and removals          |
-//! | Overwrite   | -                       | the next checkpoints, at least those of P25 |
+//! | Overwrite   | -                       | the next checkpoints, at least those of capacity.P25 |
 //! | Urgent      | removals, log content   | the next checkpoints                        |
 //! | Clean       | cleaner                 | the next checkpoints                        |
 //! | Outstanding | all: it is not refused  | -                                           |
@@ -38,7 +38,7 @@ use crate::space::stats::HeldBack;
 const RECOVERY: u64 = 1;
 /// The floor for records that make space; segments.
 const REMOVALS: u64 = 1;
-/// Segments that data never takes (P12).
+/// Segments that data never takes (space.P12).
 pub(crate) const KEPT_SEGMENTS: u64 = RECOVERY + REMOVALS;
 /// Number of checkpoint marks for which the log keeps space in addition to all grants: it takes two
 /// checkpoints to free space.
@@ -63,17 +63,18 @@ pub(crate) enum Need {
 /// A claim on free segments. Claims are met in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
-    /// Nodes of checkpoints (P13, P24).
+    /// Nodes of checkpoints (space.P13, space.P24).
     Nodes,
-    /// An opening, the mark of a checkpoint, and a log that failed (P12).
+    /// An opening, the mark of a checkpoint, and a log that failed (space.P12).
     Recovery,
-    /// The grants of the log (P11).
+    /// The grants of the log (space.P11).
     Log,
-    /// The cleaner (P15).
+    /// The cleaner (space.P15).
     Cleaner,
-    /// Records that make space, so that the log continues while two checkpoints shorten it (P12).
+    /// Records that make space, so that the log continues while two checkpoints shorten it
+    /// (space.P12).
     Removals,
-    /// Accepted content (P14), and the last blocks of truncated files (admission.P23).
+    /// Accepted content (space.P14), and the last blocks of truncated files (admission.P23).
     Accepted,
     /// An open log segment with content is not free after the log has left it. This one is kept
     /// instead.
@@ -124,15 +125,15 @@ impl Ask {
 /// The claims that [`Space`] does not count itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OtherNeeds {
-    /// Bytes of segments that accepted content will take (P14).
+    /// Bytes of segments that accepted content will take (space.P14).
     pub accepted: u64,
     /// Bytes for the last blocks of files that are truncated (admission.P23).
     pub edges: u64,
     /// Bytes of segments that were given out and are not in use. Accepted content may use them.
     pub held: u64,
-    /// Pairs of nodes that checkpoints may need (P13).
+    /// Pairs of nodes that checkpoints may need (space.P13).
     pub pairs: u64,
-    /// Pairs of nodes that new content leaves to operations that make space (P24).
+    /// Pairs of nodes that new content leaves to operations that make space (space.P24).
     pub spare: u64,
     /// Pairs that content always leaves to checkpoints, whether they need them now or not
     /// (capacity.P25).
@@ -243,13 +244,13 @@ impl Balance {
         self.has_nodes(need) && has_content && has_log
     }
 
-    /// Whether the log takes all its grants (P11), and `more` bytes.
+    /// Whether the log takes all its grants (space.P11), and `more` bytes.
     pub fn has_log(&self, need: Need, more: u64) -> bool {
         self.log + more <= self.log_left + self.segments(need, Some(Log)) * self.log_bytes
     }
 
     /// Whether checkpoints will have their nodes. Otherwise no more changes are accepted, even if
-    /// open segments have space for them (P24).
+    /// open segments have space for them (space.P24).
     fn has_nodes(&self, need: Need) -> bool {
         let claims: &[Claim] = match need {
             Need::New => &[Nodes, Recovery, Removals, Accepted, LogContent],
@@ -260,7 +261,7 @@ impl Balance {
     }
 
     /// The segments that the cleaner may fill. It may also use those for nodes of operations that
-    /// make space (P24), because it makes space.
+    /// make space (space.P24), because it makes space.
     pub fn clean_segments(&self) -> u64 {
         self.segments(Need::Clean, None)
     }

@@ -48,7 +48,7 @@ pub(crate) struct NodeRoom {
 
 impl NodeRoom {
     /// How many more segments are needed for `pairs` pairs. Two more segments take as many pairs as
-    /// a segment has slots: some beside the rest, the others beside each other.
+    /// a segment has slots: some next to the rest, the others next to each other.
     pub fn segments_for(&self, pairs: u64) -> u64 {
         let Some(last) = pairs.checked_sub(self.pairs + 1) else { return 0 };
         2 * (last / self.per) + if last % self.per < self.rest { 1 } else { 2 }

@@ -88,8 +88,8 @@ fn after_crash(state: &CrashState) -> Attr {
     attr
 }
 
-/// times_wanted.S23: an fsync makes the times of a file durable, with the content that it writes, or
-/// without any; an fdatasync does not.
+/// times_wanted.S23: an fsync makes the times of a file durable, with the content that it writes,
+/// or without any; an fdatasync does not.
 #[test]
 fn s23_fsync_makes_times_durable_with_or_without_content() {
     let mut cuts = Vec::new();

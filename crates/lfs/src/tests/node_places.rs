@@ -155,8 +155,9 @@ fn n14_w18_full_host_makes_no_place_bad() {
     }
 }
 
-/// usage_table.H15: the live bytes of segments include the nodes of the usage table itself, so fsck,
-/// which counts the nodes of both trees, finds no difference. The table has several nodes here.
+/// usage_table.H15: the live bytes of segments include the nodes of the usage table itself, so
+/// fsck, which counts the nodes of both trees, finds no difference. The table has several nodes
+/// here.
 #[test]
 fn h15_usage_table_counts_its_own_nodes() {
     let setup = Setup { volume_bytes: 64 << 20, ..setup(0) };

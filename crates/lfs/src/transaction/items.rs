@@ -140,8 +140,8 @@ mod tests {
         state.apply(change, &nowhere).unwrap();
     }
 
-    /// items.A12: an attribute keeps its cookie when its value is replaced, and when another one with
-    /// the same hash is removed. A new name gets the lowest number that is free then.
+    /// items.A12: an attribute keeps its cookie when its value is replaced, and when another one
+    /// with the same hash is removed. A new name gets the lowest number that is free then.
     #[test]
     fn a12_attribute_keeps_its_cookie_while_it_exists() {
         let (geometry, seal) = (Geometry::with_segment_shift(20), Seal::new(&NONCE));

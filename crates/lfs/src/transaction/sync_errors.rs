@@ -219,7 +219,7 @@ mod tests {
     /// E21: a loss that shows without an opener fails syncs until a program has seen it. Later
     /// closes do not count before that.
     #[test]
-    fn sync_errors_of_loss_without_opener_end_after_program_has_seen_it() {
+    fn sync_errors_without_opener_end_when_a_program_saw_them() {
         let mut errors = SyncErrors::default();
         errors.add_lost(4, false);
         errors.note_closed(4);

@@ -38,6 +38,15 @@ pub(crate) struct VolumeFile {
     content: OnceLock<(Arc<Content>, Handle)>,
 }
 
+/// How many bytes of `first..end` are beyond the size of a file. Counted in whole blocks of `unit`
+/// bytes, because the map reserves these.
+fn new_bytes(first: u64, end: u64, size: u64, unit: u64) -> u64 {
+    if end <= size {
+        return 0;
+    }
+    round_up(end, unit) - round_down(first.max(size), unit)
+}
+
 impl VolumeFile {
     /// Opens an inode. The caller holds the state lock and has found the inode.
     pub fn count(
@@ -135,11 +144,7 @@ impl VolumeFile {
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);
-            // Counted in whole blocks, because the map reserves these.
-            let new = match first + len as u64 {
-                end if end > size => round_up(end, unit) - round_down(first.max(size), unit),
-                _ => 0,
-            };
+            let new = new_bytes(first, first + len as u64, size, unit);
             let past = rounds == 0 && flags.intersects(IoFlags::DIRECT | IoFlags::UNCACHED);
             if !full || rounds == ROOM_ROUNDS || new == 0 && !past {
                 break done?;
@@ -195,11 +200,11 @@ impl VolumeFile {
     }
 
     async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
-        let done = self.sync_untold(data_only, here).await;
+        let done = self.sync_unreported(data_only, here).await;
         self.inner.files.passed_on(self.ino, done)
     }
 
-    async fn sync_untold(&self, data_only: bool, here: bool) -> Result<()> {
+    async fn sync_unreported(&self, data_only: bool, here: bool) -> Result<()> {
         let files = &self.inner.files;
         let file = self.content.get().is_some() || {
             let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);

@@ -78,7 +78,7 @@ pub fn folder(kind: Kind, create: &[&str]) -> Place {
 /// How the options of a mount are given. Other front ends have only those of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// As words after `-o`.
+    /// One list of words, as mount(8) takes it after `-o`.
     Words,
     /// On the command line.
     Flags,

@@ -64,11 +64,11 @@ impl Grant {
 /// All promises of space.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// The sums of all grants (M17).
+    /// The sums of all grants (ledger.M17).
     granted: Grant,
     /// Accepted content that is not written out.
     accepted: Arc<AcceptedContent>,
-    /// Segments that the cleaner will fill in addition to the one that it fills (P15).
+    /// Segments that the cleaner will fill in addition to the one that it fills (space.P15).
     pub(in crate::space) clean: u64,
     /// The open log segment may contain content of files.
     pub(in crate::space) log_has_content: bool,
@@ -130,7 +130,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    /// M17, M18: the sums follow the grants and their parts, and a part is at most the whole.
+    /// ledger.M17, ledger.M18: the sums follow the grants and their parts, and a part is at most
+    /// the whole.
     #[test]
     fn reservations_sums_follow_their_grants() {
         let mut ledger = Ledger::default();

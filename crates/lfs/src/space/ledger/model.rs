@@ -60,7 +60,7 @@ impl Model {
 
     /// Asks for bytes of the log.
     fn ask_log(&mut self) {
-        // Urgent records use a floor, which nobody has to fill again.
+        // Urgent records use a floor, which no grant has to fill again.
         let urgent = if self.is_strict { Need::New } else { Need::Urgent };
         let (need, bytes) = (self.needs([Need::New, urgent]), 1 + self.pick(20 << 10));
         let after = self.space.balance(bytes, self.others);
@@ -115,7 +115,7 @@ impl Model {
         }
     }
 
-    /// Writes records: the log takes a segment if the open one is full (P11).
+    /// Writes records: the log takes a segment if the open one is full (space.P11).
     fn write_log(&mut self) {
         let Some((mut grant, mut bytes)) = self.grants.pop() else { return };
         while bytes > 0 {
@@ -131,7 +131,7 @@ impl Model {
         self.space.ledger.end(grant);
     }
 
-    /// Writes accepted content out (P14).
+    /// Writes accepted content out (space.P14).
     fn write_content(&mut self) {
         let mut left = self.others.accepted.min((1 + self.pick(40)) * BLOCK);
         while left > 0 {
@@ -145,7 +145,7 @@ impl Model {
         }
     }
 
-    /// Plans a pass of the cleaner, or fills segments of it (P15).
+    /// Plans a pass of the cleaner, or fills segments of it (space.P15).
     fn clean(&mut self) {
         if self.pick(2) == 0 {
             let most = self.balance().clean_segments().min(3);
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// Makes a checkpoint with all its nodes (P13). Some segments are dead after it.
+    /// Makes a checkpoint with all its nodes (space.P13). Some segments are dead after it.
     fn checkpoint(&mut self) {
         let nodes = (0..self.others.pairs).map(|_| self.space.take_node().expect("P13"));
         let nodes: Vec<[Place; 2]> = nodes.collect();
@@ -274,7 +274,8 @@ impl Model {
         assert!(need != Need::New || claims[own].1 == 0 || is_met, "{claims:?}");
     }
 
-    /// The sums are those of all grants (M17), and the equation says what the reference says.
+    /// The sums are those of all grants (ledger.M17), and the equation says what the reference
+    /// says.
     fn check(&self) {
         let granted: u64 = self.grants.iter().map(|(grant, _)| grant.log()).sum();
         assert_eq!(granted, self.space.ledger.log_bytes(), "M17");
@@ -304,6 +305,5 @@ fn ledger_grants_what_a_count_from_scratch_grants() {
         assert_eq!(model.space.ledger.log_bytes(), 0);
         counts = [counts[0] + model.counts[0], counts[1] + model.counts[1]];
     }
-    println!("{} grants, {} refusals", counts[0], counts[1]);
     assert!(counts.iter().all(|count| *count > 10_000), "{counts:?}");
 }

@@ -36,8 +36,8 @@ async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) 
     (ino, file)
 }
 
-/// alloc.A13: windows are returned on close, truncate and unlink, and after 30 idle seconds. `statfs`
-/// reports the same with and without an open window, and only the content counts as used.
+/// alloc.A13: windows are returned on close, truncate and unlink, and after 30 idle seconds.
+/// `statfs` reports the same with and without an open window, and only the content counts as used.
 #[test]
 fn a7_windows_are_returned_and_statfs_is_honest() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
@@ -125,8 +125,8 @@ async fn quiet(volume: &Volume) {
     }
 }
 
-/// places.T21: a request that finds space for a part of it only is refused and gives that part back,
-/// in each mode and concurrently with others like it. Older content stays readable.
+/// places.T21: a request that finds space for a part of it only is refused and gives that part
+/// back, in each mode and concurrently with others like it. Older content stays readable.
 #[test]
 fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     for mode in AllocMode::ALL {
@@ -312,8 +312,8 @@ fn a9_free_space_fragments_no_more_than_with_interleaved_allocator() {
     }
 }
 
-/// alloc.A12: while the device is slow with the write of one request, another request gets its blocks
-/// and writes them. Neither the turn of `serialized` nor a lock is held during I/O.
+/// alloc.A12: while the device is slow with the write of one request, another request gets its
+/// blocks and writes them. Neither the turn of `serialized` nor a lock is held during I/O.
 #[test]
 fn a12_nothing_is_held_during_io() {
     for mode in AllocMode::ALL {

@@ -38,7 +38,7 @@ fn own_syncs_succeed_once_lost_content_is_replaced() {
 /// The story: a file that had lost a block was closed while a task used its mapping. A later opener
 /// got this mapping, with the mark of the loss, and all its syncs failed. sync_errors.E21.
 #[test]
-fn later_opener_that_gets_the_mapping_syncs_what_is_not_lost() {
+fn later_opener_of_same_mapping_syncs_what_is_left() {
     for sums in [true, false] {
         let (setup, disk, ()) = on_volume(sums, async |disk, volume, (ino, damaged)| {
             let synced = prepare(&volume, &damaged, Before::Tree).await;
@@ -61,14 +61,15 @@ fn later_opener_that_gets_the_mapping_syncs_what_is_not_lost() {
     }
 }
 
-/// Makes all content of a file durable, for nobody: as the flusher does.
+/// Makes all content of a file durable as the flusher does: no program waits.
 async fn flush_in_background(volume: &Volume, ino: Ino) {
     let content = volume.0.files.content("test", ino).unwrap();
     content.file.sync_deferring_errors().await.ok();
 }
 
-/// The story: a file that was truncated to nothing lost a block, and was closed. A flush that nobody
-/// waited for met the loss first, and ended its report: each later sync succeeded. sync_errors.E21.
+/// The story: a file that was truncated to nothing lost a block, and was closed. A flush that
+/// no program waited for met the loss first, and ended its report: each later sync succeeded.
+/// sync_errors.E21.
 #[test]
 fn flush_in_background_ends_no_report_of_loss() {
     for sums in [true, false] {
@@ -88,10 +89,11 @@ fn flush_in_background_ends_no_report_of_loss() {
                 flush_in_background(&volume, ino).await;
             }
             drop(other);
-            // What nobody has got an error for stays. Nothing of the other file does.
+            // A loss of which no program got an error stays. Nothing of the other file does.
             drop(create(&volume, "tidied").await.unwrap());
             until_closed(&volume, disk, other_ino).await;
-            let error = volume.syncfs().await.expect_err("nobody knows of the loss").to_string();
+            let error =
+                volume.syncfs().await.expect_err("no program knows of the loss").to_string();
             assert!(error.contains("bytes 8192 to 12288"), "{sums}: {error}");
             volume.syncfs().await.expect("it was reported, and no opener is left");
         });
@@ -122,7 +124,7 @@ fn later_opener_that_only_reads_ends_no_report_of_loss() {
             drop(reader);
             until_closed(&volume, disk, ino).await;
             if !syncs {
-                let error = volume.syncfs().await.expect_err("nobody knows of it").to_string();
+                let error = volume.syncfs().await.expect_err("no program knows of it").to_string();
                 assert!(error.contains("bytes 4096 to 8192"), "{error}");
             }
             volume.syncfs().await.expect("it was reported, and no opener is left");
@@ -133,7 +135,7 @@ fn later_opener_that_only_reads_ends_no_report_of_loss() {
 /// The log has no space for the size of a closed file with lost content. A sync of everything makes
 /// space, and then records the size.
 #[test]
-fn size_of_closed_file_is_recorded_although_the_log_is_full() {
+fn size_of_closed_file_is_recorded_with_full_log() {
     let (setup, disk, ()) = on_volume(true, async |disk, volume, (ino, damaged)| {
         prepare(&volume, &damaged, Before::Beyond).await;
         let (_, removed) = create(&volume, "removed").await.unwrap();
