@@ -190,8 +190,8 @@ impl Space {
 }
 
 impl Balance {
-    /// The segments of a claim, as `need` has to leave them.
-    fn claim(&self, claim: Claim, need: Need) -> u64 {
+    /// The segments of a claim, as `need` has to leave them if it takes space for `own`.
+    fn claim(&self, claim: Claim, need: Need, own: Option<Claim>) -> u64 {
         match claim {
             Nodes => {
                 let OtherNeeds { pairs, spare, least, .. } = self.others;
@@ -204,7 +204,9 @@ impl Balance {
             Recovery => RECOVERY,
             Log => self.log.saturating_sub(self.log_left).div_ceil(self.log_bytes),
             Cleaner => self.cleaner,
-            Removals => REMOVALS,
+            Removals if own == Some(Log) => REMOVALS,
+            // The grants of the log may lie in it.
+            Removals => REMOVALS.saturating_sub(self.claim(Log, need, own)),
             Accepted => self.content(need).saturating_sub(self.open).div_ceil(self.segment_bytes),
             LogContent => u64::from(self.log_has_content),
         }
@@ -214,7 +216,7 @@ impl Balance {
     fn segments(&self, need: Need, own: Option<Claim>) -> u64 {
         let (mut free, mut usable) = (self.free, 0);
         for claim in CLAIMS.into_iter().filter(|claim| Some(*claim) != own) {
-            let met = self.claim(claim, need).min(free);
+            let met = self.claim(claim, need, own).min(free);
             free -= met;
             usable += if need.uses().contains(&claim) { met } else { 0 };
         }
@@ -257,7 +259,7 @@ impl Balance {
             Need::Urgent => &[Nodes],
             Need::Overwrite | Need::Outstanding | Need::Clean => &[],
         };
-        self.free >= claims.iter().map(|claim| self.claim(*claim, need)).sum()
+        self.free >= claims.iter().map(|claim| self.claim(*claim, need, Some(Log))).sum()
     }
 
     /// The segments that the cleaner may fill. It may also use those for nodes of operations that
@@ -270,7 +272,7 @@ impl Balance {
     pub fn kept(&self) -> Kept {
         let sum = |need| {
             let claims = CLAIMS.into_iter().filter(|claim| *claim != Accepted);
-            claims.map(|claim| self.claim(claim, need)).sum()
+            claims.map(|claim| self.claim(claim, need, Some(Accepted))).sum()
         };
         Kept { new: sum(Need::New), accepted: sum(Need::Overwrite) }
     }
@@ -278,7 +280,7 @@ impl Balance {
     /// What is kept from new content, in bytes, without what is kept for overwrites.
     pub fn held_back(&self) -> HeldBack {
         let bytes = |claims: &[Claim]| {
-            let segments = claims.iter().map(|claim| self.claim(*claim, Need::New));
+            let segments = claims.iter().map(|claim| self.claim(*claim, Need::New, Some(Accepted)));
             segments.sum::<u64>() * self.segment_bytes
         };
         HeldBack {

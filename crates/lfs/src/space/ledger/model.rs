@@ -76,7 +76,8 @@ impl Model {
 
     /// Asks for space of content.
     fn ask_content(&mut self) {
-        let (need, bytes) = (self.needs([Need::New, Need::Overwrite]), (1 + self.pick(24)) * BLOCK);
+        let need = self.needs([Need::New, Need::Overwrite]);
+        let bytes = (1 + self.pick(24)) * BLOCK;
         let others = OtherNeeds { accepted: self.others.accepted + bytes, ..self.others };
         let after = self.space.balance(0, others);
         let before = std::mem::replace(&mut self.others, others);
@@ -181,11 +182,12 @@ impl Model {
             0..=2 => self.ask_log(),
             3..=5 => self.ask_content(),
             6 => self.end_some(),
-            7 => self.write_log(),
-            8 => self.write_content(),
-            9 => self.checkpoint(),
-            // A pass takes space that it gives back at its end only.
+            7 => self.write_content(),
+            8 => self.checkpoint(),
+            // A pass takes space that it gives back at its end only. The log may take the segment
+            // that is kept for removals: then accepted content waits for a checkpoint.
             _ if self.is_strict => {}
+            9 => self.write_log(),
             10 => self.clean(),
             _ => self.space.log_takes_content(),
         }
@@ -194,7 +196,7 @@ impl Model {
 
     /// The segments of each claim, in the order in which they are met. The last record of the log
     /// takes `more` bytes.
-    fn claims(&self, need: Need, more: u64) -> [(Claim, u64); 7] {
+    fn claims(&self, need: Need, own: Option<Claim>, more: u64) -> [(Claim, u64); 7] {
         let OtherNeeds { pairs, spare, least, .. } = self.others;
         let pairs = match need {
             Need::New => pairs + spare,
@@ -217,7 +219,7 @@ impl Model {
             (Recovery, 1),
             (Log, log),
             (Cleaner, u64::from(begins).max(self.planned)),
-            (Removals, 1),
+            (Removals, u64::from(own == Some(Log) || log == 0)),
             (Accepted, count(accepted, self.space.data_left(), segment)),
             (LogContent, u64::from(self.space.ledger.log_has_content)),
         ]
@@ -225,7 +227,7 @@ impl Model {
 
     /// Hands out the free segments one by one. The result: those for `need`.
     fn handed_out(&self, need: Need, own: Option<Claim>, more: u64) -> u64 {
-        let mut claims = self.claims(need, more).to_vec();
+        let mut claims = self.claims(need, own, more).to_vec();
         claims.retain(|(claim, _)| Some(*claim) != own);
         let phases = self.space.segments.iter().map(|(_, segment)| segment.phase);
         let mut mine = 0;
@@ -244,7 +246,7 @@ impl Model {
     }
 
     fn has_nodes(&self, need: Need) -> bool {
-        let claims = self.claims(need, 0);
+        let claims = self.claims(need, Some(Log), 0);
         let sum = |left: &[Claim]| -> u64 {
             claims.iter().filter(|(claim, _)| left.contains(claim)).map(|(_, wanted)| wanted).sum()
         };
@@ -257,18 +259,18 @@ impl Model {
     }
 
     fn has_log(&self, need: Need, more: u64) -> bool {
-        let wanted = self.claims(need, more)[2].1;
+        let wanted = self.claims(need, Some(Log), more)[2].1;
         self.has_nodes(need) && wanted <= self.handed_out(need, Some(Log), more)
     }
 
     fn has_content(&self, need: Need) -> bool {
-        let wanted = self.claims(need, 0)[5].1;
+        let wanted = self.claims(need, Some(Accepted), 0)[5].1;
         self.has_nodes(need) && wanted <= self.handed_out(need, Some(Accepted), 0)
     }
 
     /// After a grant for something new whose claim takes a segment, no claim is unmet.
     fn check_spare(&self, need: Need, own: usize) {
-        let claims = self.claims(need, 0);
+        let claims = self.claims(need, None, 0);
         let wanted: u64 = claims.iter().map(|(_, wanted)| wanted).sum();
         let is_met = wanted <= self.space.segments.free();
         assert!(need != Need::New || claims[own].1 == 0 || is_met, "{claims:?}");
