@@ -13,7 +13,7 @@
 mod attached;
 mod fio;
 
-use self::fio::{Jobs, Place, nbd_flush};
+use self::fio::{BUDGET, GROWTH_MIB, Jobs, LAYOUTS, OVERHEAD, PATTERNS, Place, nbd_flush};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::Slice;
@@ -33,18 +33,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 
-const BUDGET: u64 = 64 * MIB;
-const OVERHEAD: u64 = 256 * MIB;
 const ON: &str = "ours-direct-io-on";
 const OFF: &str = "ours-direct-io-off";
-const PATTERNS: [(&str, f64); 4] =
-    [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
-/// Suffix, jobs, and each job's share of the image. The patch has 16 x 400M and 1 x 4000M.
-const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
 /// The parts that use one image without a file system.
 const PARTS_OF_IMAGE: [&str; 4] = ["cells", "depth", "memory", "sparse"];
-/// Bar: MiB in the page cache in addition to I/O in flight.
-const GROWTH_MIB: f64 = 16.0;
 
 /// Memory at the end of a slice, bytes: cached pages of the image; and resident memory of the
 /// server, or cached pages of the loop device.

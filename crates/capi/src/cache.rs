@@ -21,7 +21,7 @@ pub struct fby_cache {
 /// The cache. Open files, volumes, directories and pins of it hold a reference, too.
 pub(crate) struct OpenCache {
     pub cache: Cache,
-    pub volumes: Volumes,
+    pub volumes: Arc<Volumes>,
 }
 
 impl Kind for Arc<OpenCache> {
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn fby_cache_create(
             // SAFETY: the caller promises that `config_size` bytes can be read at `config`.
             let config = config_of(&unsafe { input(config, config_size)? })?;
             fork::enter()?;
-            let (cache, volumes) = (Cache::new(config)?, Volumes::default());
+            let (cache, volumes) = (Cache::new(config)?, Arc::default());
             Ok(give(Arc::new(OpenCache { cache, volumes })))
         };
         // SAFETY: the caller promises that a pointer can be written at `cache`.

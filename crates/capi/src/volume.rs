@@ -24,11 +24,12 @@ pub struct fby_volume {
 pub(crate) struct OpenVolume {
     pub volume: Volume,
     held: Held,
+    cache: Arc<OpenCache>,
 }
 
 impl OpenVolume {
     pub fn cache(&self) -> Arc<OpenCache> {
-        self.held.cache.clone()
+        self.cache.clone()
     }
 }
 
@@ -152,14 +153,14 @@ fn open(cache: &Arc<OpenCache>, image: *const c_char, given: fby_volume_how) -> 
     // SAFETY: the caller of `fby_volume_open` promises a string.
     let image = unsafe { path(image)? };
     let key = FileIdentity::of_path(image)?;
-    let held = Held::claim(cache, key).map_err(|e| e.with_path(image))?;
+    let held = Held::claim(&cache.volumes, key).map_err(|e| e.with_path(image))?;
     let volume = cache.cache.open_volume(image, &how)?;
     if !held.is_of(volume.identity()) {
         let text = "the path leads elsewhere by now";
         return Err(Error::new(ErrorKind::Busy, "open a volume", text).with_path(image));
     }
     held.opened();
-    Ok(OpenVolume { volume, held })
+    Ok(OpenVolume { volume, held, cache: cache.clone() })
 }
 
 /// Opens a volume on a cache, and recovers it first if it was not closed. -EBUSY if another process

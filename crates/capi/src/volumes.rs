@@ -5,7 +5,6 @@
 //!
 //! Lock: one over the map, held for one lookup or change.
 
-use crate::cache::OpenCache;
 use forebay::{Error, ErrorKind, FileIdentity, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -41,24 +40,24 @@ impl Volumes {
 
 /// The right to the one handle of a volume. Its drop gives it back.
 pub(crate) struct Held {
-    pub cache: Arc<OpenCache>,
+    volumes: Arc<Volumes>,
     key: FileIdentity,
 }
 
 impl Held {
     /// For a call that opens the volume. `Busy` if it is open.
-    pub fn claim(cache: &Arc<OpenCache>, key: FileIdentity) -> Result<Self> {
-        let mut map = cache.volumes.lock();
+    pub fn claim(volumes: &Arc<Volumes>, key: FileIdentity) -> Result<Self> {
+        let mut map = volumes.lock();
         while let Some(state) = map.get(&key) {
             if *state == State::Open {
                 let text = "it is open on this cache: use that handle";
                 return Err(Error::new(ErrorKind::Busy, "open a volume", text));
             }
-            map = cache.volumes.changed.wait(map).unwrap_or_else(|p| p.into_inner());
+            map = volumes.changed.wait(map).unwrap_or_else(|p| p.into_inner());
         }
         map.insert(key, State::Changing);
         drop(map);
-        Ok(Self { cache: cache.clone(), key })
+        Ok(Self { volumes: volumes.clone(), key })
     }
 
     pub fn is_of(&self, key: FileIdentity) -> bool {
@@ -66,41 +65,39 @@ impl Held {
     }
 
     pub fn opened(&self) {
-        self.cache.volumes.set(self.key, Some(State::Open));
+        self.volumes.set(self.key, Some(State::Open));
     }
 
     /// Before the volume is closed.
     pub fn closing(&self) {
-        self.cache.volumes.set(self.key, Some(State::Changing));
+        self.volumes.set(self.key, Some(State::Changing));
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.cache.volumes.set(self.key, None);
+        self.volumes.set(self.key, None);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay::{Cache, CacheConfig};
 
     #[test]
     fn c3_open_waits_for_close_and_is_refused_by_open_volume() {
-        let cache = Cache::new(CacheConfig::with_budget(4 << 20)).unwrap();
-        let cache = Arc::new(OpenCache { cache, volumes: Volumes::default() });
+        let volumes = Arc::new(Volumes::default());
         let key = FileIdentity::Inode(1, 2);
-        let first = Held::claim(&cache, key).unwrap();
+        let first = Held::claim(&volumes, key).unwrap();
         first.opened();
-        assert_eq!(Held::claim(&cache, key).err().unwrap().kind(), ErrorKind::Busy);
-        drop(Held::claim(&cache, FileIdentity::Inode(1, 3)).unwrap());
+        assert_eq!(Held::claim(&volumes, key).err().unwrap().kind(), ErrorKind::Busy);
+        drop(Held::claim(&volumes, FileIdentity::Inode(1, 3)).unwrap());
         first.closing();
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| Held::claim(&cache, key).map(drop));
+            let second = scope.spawn(|| Held::claim(&volumes, key).map(drop));
             drop(first);
             second.join().unwrap().unwrap();
         });
-        assert!(cache.volumes.lock().is_empty());
+        assert!(volumes.lock().is_empty());
     }
 }

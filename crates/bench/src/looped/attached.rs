@@ -8,8 +8,7 @@
 //! memory of a slice is its highest sum of all caches and of the server, looked at every 50 ms.
 //! Machine CPU and switches cover everything, for all variants.
 
-use super::fio::{Jobs, Place};
-use super::{BUDGET, GROWTH_MIB, LAYOUTS, OVERHEAD, PATTERNS};
+use super::fio::{BUDGET, GROWTH_MIB, Jobs, LAYOUTS, OVERHEAD, PATTERNS, Place};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::backing::Backing;
 use crate::harness::image::{Rng, drop_file_cache, open_with};

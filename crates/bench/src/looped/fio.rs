@@ -8,10 +8,23 @@ use crate::harness::load::Slice;
 use crate::harness::meter::looking;
 use crate::rivals::connection::Connection;
 use crate::rivals::fio;
+use forebay_base::units::MIB;
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+
+/// Bytes of the cache of ours.
+pub const BUDGET: u64 = 64 * MIB;
+/// Bytes in addition for the process, in its memory cgroup.
+pub const OVERHEAD: u64 = 256 * MIB;
+/// fio's `rw` of each cell, and its bar over the image opened buffered.
+pub const PATTERNS: [(&str, f64); 4] =
+    [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
+/// Suffix, jobs, and each job's share of the image. The patch has 16 x 400M and 1 x 4000M.
+pub const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
+/// Bar: MiB in the page cache in addition to I/O in flight.
+pub const GROWTH_MIB: f64 = 16.0;
 
 /// Jobs of one kind, each in its own part of the image, or in its own file.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,6 @@
 
 use crate::format::usage::Stream;
 use crate::space::Space;
-use crate::space::ledger::Balance;
 use crate::space::segment::Phase;
 
 /// The use of a volume's segments at present. Live bytes are those of the newest checkpoint.
@@ -79,13 +78,13 @@ impl HeldBack {
 
 impl Space {
     /// The figures that the segments and the grants determine. The caller adds the others.
-    pub fn stats(&self, balance: &Balance) -> SpaceStats {
+    pub fn stats(&self, held_back: HeldBack) -> SpaceStats {
         let bytes = self.layout.segment_bytes();
         let mut stats = SpaceStats {
             segment_bytes: bytes,
             segments: u64::from(self.layout.segments),
             open_bytes: self.data_left(),
-            held_back: balance.held_back(),
+            held_back,
             ..SpaceStats::default()
         };
         for (_, this) in self.segments.iter() {

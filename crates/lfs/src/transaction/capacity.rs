@@ -98,7 +98,7 @@ impl State {
 
     /// The use of the segments, and the free space that new content does not get.
     pub fn space_stats(&self) -> SpaceStats {
-        let mut stats = self.space.stats(&self.balance(&Ask::default()));
+        let mut stats = self.space.stats(self.balance(&Ask::default()).held_back());
         let (free, writable) = (self.data_room(Need::New), self.new_room());
         stats.open_bytes += self.room.bytes();
         stats.writable_bytes = writable;
