@@ -48,6 +48,7 @@ mod space_stats;
 mod summary;
 mod sums_off;
 mod superblock;
+mod sustained;
 mod tree;
 mod volume;
 
