@@ -11,9 +11,9 @@
 //! Invariants: K1 a task in the queue is QUEUED, and is there once. K2 a wake that comes while the
 //! task runs is not lost: unless it has ended, it runs again. K3 a future is polled by one thread
 //! at a time, and never after it ended. K4 while a task is queued there is a thread that will take
-//! it. K5 a task that panics ends; the thread and the other tasks go on. K6 a thread with a queue of
-//! its own for requests runs the completions itself, after each poll and while it waits for work.
-//! What tasks submit while they are polled is answered there.
+//! it. K5 a task that panics ends; the thread and the other tasks go on. K6 a thread with a queue
+//! of its own for requests runs the completions itself, after each poll and while it waits for
+//! work. What tasks submit while they are polled is answered there.
 //!
 //! Lock rule: the queue's lock is innermost; no task, waker or destructor runs while it is held.
 

@@ -29,8 +29,8 @@ pub trait World: Send + Sync {
     /// thread, and a device may take long. Such waits use `.await`: a flush, for example, is a
     /// request to the device, whose completion the task awaits.
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
-    /// Runs a flusher as a background task; see [`World::spawn`]. Its thread may submit its requests
-    /// itself.
+    /// Runs a flusher as a background task; see [`World::spawn`]. Its thread may submit its
+    /// requests itself.
     fn spawn_flusher(&self, task: BoxFuture<'static, ()>) {
         self.spawn("forebay-flush", task);
     }

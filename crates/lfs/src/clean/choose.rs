@@ -107,8 +107,8 @@ impl Cleaner {
         (2 * low).saturating_sub(room + coming).max(least)
     }
 
-    /// The space that writers get in step with the copying (cleaning.C54): at most half of what they
-    /// have when the pass begins. They need not wait while they have more.
+    /// The space that writers get in step with the copying (cleaning.C54): at most half of what
+    /// they have when the pass begins. They need not wait while they have more.
     pub(super) fn mark_bytes(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         (self.state.lock().data_room(Need::Overwrite) / 2).min(volume / MARK_SHARE)
