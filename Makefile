@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: install library package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
+.PHONY: install library package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long setup-build requires bench clean help
 
 help:
 	@echo "make run        the main job: an image served to real clients, a volume, a mount; SQLite during a backup; quick benches and their page"
@@ -31,7 +31,10 @@ setup:
 setup-long:
 	@scripts/setup --long
 
-build: setup
+setup-build:
+	@scripts/setup --build
+
+build: setup-build
 	$(CARGO) build --release --locked --package forebay-cli --package forebay-lab --bins \
 		--package forebay --example volume_survives
 
