@@ -2,11 +2,10 @@
 //!
 //! The lock belongs to the open file description (OFD lock), so it lasts as long as the last
 //! reference, or until the opener's process releases it after the last request. Each request in
-//! flight holds such a reference. After a kill -9 the lock may therefore
-//! outlive the process: the system still has to end its requests and to take its io_uring down. A
-//! restart at once must wait for that, and not fail. So an opener that finds the file locked
-//! searches for a living process that holds the lock. If there is one the opener fails; else it
-//! waits for a while.
+//! flight holds such a reference. After a kill -9 the lock may therefore outlive the process: the
+//! system still has to end its requests and to take its io_uring down. A restart at once must wait
+//! for that, and not fail. So an opener that finds the file locked searches for a living process
+//! that holds the lock. If there is one the opener fails; else it waits for a while.
 //!
 //! Direct I/O has an open file description of its own, which holds a part of the lock
 //! (`sys::share_lock`).

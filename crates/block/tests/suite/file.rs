@@ -8,7 +8,7 @@ use forebay_block::{
     Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };
 use rustix::fs::{OFlags, fcntl_getfl};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -258,25 +258,44 @@ fn l7_l8_full_host_file_system_gives_no_space_error() {
     }
 }
 
-/// A second reference to the open file description by which this process has the file open for
-/// direct I/O, or for buffered I/O. A request in flight holds such a reference.
-fn reference(path: &Path, direct: bool) -> OwnedFd {
+/// The descriptors of this process for a file: each number, and whether it is for direct I/O.
+fn descriptors(path: &Path) -> Vec<(RawFd, bool)> {
     let wanted = rustix::fs::stat(path).unwrap();
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
-    let found: Vec<OwnedFd> = numbers
-        .filter_map(|number: i32| {
+    numbers
+        .filter_map(|number: RawFd| {
             // SAFETY: the descriptor is only borrowed for a stat call. Another test may have closed
             // it, or opened another file with this number: then it is not the file of this test.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             let stat = rustix::fs::fstat(fd).ok()?;
             let is_direct = fcntl_getfl(fd).ok()?.contains(OFlags::DIRECT);
             let same = (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
-            (same && is_direct == direct).then(|| fd.try_clone_to_owned().unwrap())
+            same.then_some((number, is_direct))
         })
-        .collect();
+        .collect()
+}
+
+/// A second reference to the open file description by which this process has the file open for
+/// direct I/O, or for buffered I/O. A request in flight holds such a reference.
+fn reference(path: &Path, direct: bool) -> OwnedFd {
+    let found: Vec<_> = descriptors(path).into_iter().filter(|(_, is)| *is == direct).collect();
     assert_eq!(found.len(), 1, "{}: direct {direct}", path.display());
-    found.into_iter().next().unwrap()
+    // SAFETY: the device of the caller has the descriptor.
+    unsafe { BorrowedFd::borrow_raw(found[0].0) }.try_clone_to_owned().unwrap()
+}
+
+/// What a kill -9 does to a device: its descriptors are closed, and no destructor runs. The
+/// reference of a request in flight stays.
+fn kill(device: Arc<FileDevice>, in_flight: &OwnedFd) {
+    let path = device.path().to_path_buf();
+    std::mem::forget(device);
+    for (number, _) in descriptors(&path) {
+        if number != in_flight.as_raw_fd() {
+            // SAFETY: the device had the descriptor, and nothing uses the device any more.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
 }
 
 /// lock.K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open
@@ -305,7 +324,7 @@ fn lock_lasts_until_each_writing_descriptor_is_closed() {
         let reader = |direct_io| FileOptions { read_only: true, direct_io, ..none.clone() };
         let is_refused = |options| open(options).err().map(|e| e.kind()) == Some(ErrorKind::Busy);
         assert!(is_refused(none.clone()), "K9: opened {mode}: the device lives");
-        drop(device);
+        kill(device, &in_flight);
         assert!(is_refused(none.clone()), "opened {mode}: a write lives, direct: {kept_direct}");
         assert!(is_refused(reader(mode)), "opened {mode}: a write lives, direct: {kept_direct}");
         drop(in_flight);
