@@ -4,7 +4,7 @@
 //!
 //! No locks.
 
-use crate::space::Need;
+use crate::space::{Ask, Need};
 use crate::tests::clean::{shown, sparse_of};
 use crate::tests::reuse::{check, create, setup, write};
 use crate::tests::setup::Setup;
@@ -119,17 +119,14 @@ fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
             assert!(poll_once(&mut next).await.is_pending());
             with_first.await;
             let before = volume.clean_stats().passes;
-            // Segments with dead blocks, which the first job has not cleaned.
-            for n in 0..16 {
-                write(&file, n * BLOCK as u64, &[5; BLOCK]).await.unwrap();
-            }
-            file.sync(true).await.unwrap();
-            // No checkpoint frees what these overwrites will take.
-            for n in 16..144 {
-                if !volume.0.state.lock().has_room(BLOCK as u64, Need::Overwrite) {
-                    break;
+            // Space is short again, and no checkpoint ends these grants.
+            let mut grants = Vec::new();
+            {
+                let mut state = volume.0.state.lock();
+                while !state.lacks_space() {
+                    let ask = Ask::log(600, Default::default());
+                    grants.push(state.grant(&ask, Need::Urgent).unwrap());
                 }
-                write(&file, n * BLOCK as u64, &[4; BLOCK]).await.unwrap();
             }
             world.sleep(HOLD / 2).await;
             assert_eq!(volume.clean_stats().passes, before, "J5: a pass before the caller ran");
@@ -138,6 +135,9 @@ fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
             }
             assert!(ends(&world, next).await, "J6: it waits for a caller that does not run");
             assert!(volume.clean_stats().passes > before, "no pass: {}", shown(&volume));
+            for grant in grants {
+                volume.0.state.lock().space.ledger.end(grant);
+            }
             drop((first, file));
             volume.close().await.unwrap();
         });
