@@ -48,7 +48,6 @@ mod space_stats;
 mod summary;
 mod sums_off;
 mod superblock;
-mod sustained;
 mod tree;
 mod volume;
 

@@ -26,9 +26,6 @@ const GAIN_NOW_SHARE: u64 = 32;
 /// Cleaning starts only if less than this share (a quarter) of the space that is not live is free.
 /// The rest is dead data in segments: the more of it, the less live data a pass moves.
 const SPARE_SHARE: u64 = 4;
-/// The mark below which writers keep pace with a pass (cleaning.C54) is at most the volume divided
-/// by this.
-const MARK_SHARE: u64 = 128;
 /// Least number of free segments below which cleaning starts, if cleaning is enabled.
 const LOW_LEAST: u64 = 3;
 
@@ -105,13 +102,6 @@ impl Cleaner {
         let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
         let least = (2 * self.layout.segment_bytes()).max(2 * nodes);
         (2 * low).saturating_sub(room + coming).max(least)
-    }
-
-    /// The space that writers get in step with the copying (cleaning.C54): at most half of what
-    /// they have when the pass begins. They need not wait while they have more.
-    pub(super) fn mark_bytes(&self) -> u64 {
-        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
-        (self.state.lock().data_room(Need::Overwrite) / 2).min(volume / MARK_SHARE)
     }
 
     /// Bytes that suffice for a task that waits.

@@ -145,7 +145,6 @@ impl Cleaner {
                 let buf = self.check(part, &read, &mut copied).await;
                 self.write_part(part, buf, flight, &mut writing);
             }
-            self.cleaning.note_copied(some.iter().map(|part| part.bytes).sum());
         }
         for done in all(writing).await {
             result = result.and(done);

@@ -136,11 +136,6 @@ impl Gathered {
         FOUND_BYTES * self.found.capacity() as u64 + 4 * self.sums.capacity() as u64
     }
 
-    /// Bytes of all found extents.
-    pub fn live_bytes(&self, unit: u64) -> u64 {
-        self.found.iter().map(|found| u64::from(found.blocks) * unit).sum()
-    }
-
     /// Approximate size of the buffers for all found extents, bytes.
     pub fn copied_bytes(&self, unit: u64) -> u64 {
         self.found.iter().map(|found| (u64::from(found.blocks) * unit).max(BUFFER_LEAST)).sum()

@@ -131,20 +131,14 @@ impl Cleaner {
         let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
         self.note_cleaning(&gathered, COPY_TIMES * ahead);
         let (unit, mut at) = (self.layout.block_bytes(), 0);
-        let pace = self.cleaning.begin_pace(gathered.live_bytes(unit), self.mark_bytes());
-        let mut passed_bytes = 0;
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let mut most = (volume / ROUND_SHARE).clamp(unit, ROUND_BYTES);
         while at < gathered.len() {
             let began = self.world.now();
             let live = gathered.some(at, most, self.pieces_max(), unit);
             let count = live.len();
-            let bytes: u64 = live.iter().map(|live| live.blocks * unit).sum();
             match self.move_round(gathered.root, live, &mut doing.left).await? {
-                Moved::Done => {
-                    (at, passed_bytes) = (at + count, passed_bytes + bytes);
-                    pace.copied(passed_bytes);
-                }
+                Moved::Done => at += count,
                 // Checkpoints free log space and nodes; then smaller rounds are tried.
                 Moved::NoRoom if most > unit && self.checkpoints.make_two().await => {
                     most = (most / 4).max(unit);
@@ -197,7 +191,7 @@ impl Cleaner {
 
     /// Pauses in the background: the less has to be cleaned, the longer.
     async fn pause(&self, hurry: Hurry, began: Nanos) {
-        if hurry == Hurry::Now || self.cleaning.is_awaited() {
+        if hurry == Hurry::Now || self.cleaning.is_hurried() {
             return;
         }
         let took = self.world.now().saturating_sub(began);

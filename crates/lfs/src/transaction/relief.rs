@@ -8,16 +8,11 @@
 //!
 //! Lock: the state lock, taken briefly. No lock is held across a wait.
 
-use crate::space::Need;
 use crate::transaction::lifecycle::Refusal;
 use crate::transaction::requests::Requests;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::{ErrorKind, Result};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
-use std::time::Duration;
 
 /// How often one operation requests space. Rounds in which some operation recorded a change do not
 /// count.
@@ -28,9 +23,6 @@ const QUEUE_MAX: usize = 4096;
 
 /// Queued records with more bytes of content than this are written.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
-
-/// The longest time that a write waits for the copying of the cleaner.
-const PACE_MAX: Duration = Duration::from_millis(100);
 
 /// What an operation must do at its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,27 +102,6 @@ impl Resources {
     pub async fn wait_for_cleaner(&self) -> bool {
         let before = self.state.lock().space_levels();
         self.cleaning.part_over().await && self.state.lock().has_more_space(&before)
-    }
-
-    /// Whether a write has to wait for the copying of the cleaner now (cleaning.C54).
-    pub fn is_held_back(&self) -> bool {
-        self.cleaning.holds_back(|| self.state.lock().data_room(Need::Overwrite))
-    }
-
-    /// Waits until a write keeps pace with the copying of the cleaner, or for [`PACE_MAX`]
-    /// (cleaning.C54). The caller holds no lock and no reservation.
-    pub async fn keep_pace(&self) {
-        if !self.is_held_back() {
-            return;
-        }
-        let mut pace =
-            pin!(self.cleaning.keep_pace(|| self.state.lock().data_room(Need::Overwrite)));
-        let mut late = self.world.sleep(PACE_MAX);
-        poll_fn(|cx| match pace.as_mut().poll(cx) {
-            Poll::Pending => late.as_mut().poll(cx),
-            ready => ready,
-        })
-        .await;
     }
 
     /// What the limits demand now (Q13). Nothing for a volume that was opened read-only

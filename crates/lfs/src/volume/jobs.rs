@@ -307,8 +307,6 @@ impl Inner {
         if let Err(error) = self.commit_queue().await {
             log::debug!("no space, and no commit: {error}");
         }
-        // maintenance.Z18.
-        self.cleaning.part_over().await;
         let mut made = self.checkpoints.make_one().await;
         while self.lacks_free_space() && self.cleaner.clean_for_space().await {
             made = true;

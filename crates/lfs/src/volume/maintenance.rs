@@ -29,9 +29,7 @@
 //! content may itself wait for space. Z16 when the task ends, even by a panic or with its world, it
 //! refuses the remaining requests. Z17 a checkpoint by size merges at least one change, so its own
 //! mark makes no other one due. Otherwise the task would take the turn of checkpoints for ever, and
-//! a close would wait for it. Z18 a job that makes space first waits for what the pass in progress
-//! frees. Before the checkpoint of that pass another one frees nothing, and after it no other pass
-//! may be needed.
+//! a close would wait for it.
 //!
 //! Locks: the state lock, the `control` lock and the lock of the requests, one at a time. None is
 //! held across a wait, nor while a job is polled.

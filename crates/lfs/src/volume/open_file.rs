@@ -120,7 +120,6 @@ impl VolumeFile {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        self.inner.keep_pace().await;
         let (mut rounds, mut place) = (0, None);
         if append && self.inner.plant.has(Planted::AppendRangeTwice) {
             yield_now().await;
@@ -484,9 +483,6 @@ impl OpenFile for VolumeFile {
         }
         if let Err(error) = self.inner.check_running("write") {
             return Some(Err(error));
-        }
-        if self.inner.is_held_back() {
-            return None;
         }
         let done = content.file.try_write(offset, src, flags)?;
         if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
