@@ -60,6 +60,10 @@ static int drop_refused(File *file, sqlite3_int64 offset) {
     int result = fby_ftruncate(file->file, offset);
     if (result < 0)
         return failed(file, result, SQLITE_IOERR_WRITE, file->name);
+    /* The cache has tried to write these frames since the sync. It reports that here, once. */
+    result = fby_fdatasync(file->file);
+    if (result < 0 && result != -ENOSPC && result != -EDQUOT && result != -EFBIG)
+        return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
     file->has_refused = 0;
     return SQLITE_OK;
 }

@@ -7,6 +7,7 @@
 #include "sqlite/internal.h"
 #include "sqlite_check.h"
 
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -87,6 +88,8 @@ static void small_commits_follow_a_large_one_without_space(const char *uri) {
     for (int round = 0; round < 4; round++) {
         IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
         CHECK(sqlite3_get_autocommit(db));
+        /* Meanwhile the cache tries to write again what was refused. */
+        poll(NULL, 0, 50);
         ran(db, small);
         IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
         commit_after_other(other);
