@@ -288,6 +288,12 @@ impl Shared {
             }
             if ends || state.closing {
                 state.give_number(number);
+                // This thread may have taken the wake of others that have to end, too.
+                let others_wait = state.closing && state.waiting > 0;
+                drop(state);
+                if others_wait {
+                    queues.notify();
+                }
                 return None;
             }
             (state.idle, state.waiting) = (state.idle + 1, state.waiting + 1);
