@@ -102,7 +102,8 @@ impl State {
         let (free, writable) = (self.data_room(Need::New), self.new_room());
         stats.open_bytes += self.room.bytes();
         stats.writable_bytes = writable;
-        stats.held_back.overwrite_bytes = free - writable;
+        // Accepted content changes without this lock, between the two.
+        stats.held_back.overwrite_bytes = free.saturating_sub(writable);
         stats
     }
 
