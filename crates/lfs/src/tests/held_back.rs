@@ -119,13 +119,16 @@ fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
             assert!(poll_once(&mut next).await.is_pending());
             with_first.await;
             let before = volume.clean_stats().passes;
-            // Space is short again, and no checkpoint ends these grants.
+            // Space is short again, by more than the checkpoints of a job free: none ends a grant.
             let mut grants = Vec::new();
             {
                 let mut state = volume.0.state.lock();
+                let ask = Ask::log(600, Default::default());
                 while !state.lacks_space() {
-                    let ask = Ask::log(600, Default::default());
                     grants.push(state.grant(&ask, Need::Urgent).unwrap());
+                }
+                for _ in 0..5 * volume.0.layout.segment_bytes() / 600 {
+                    grants.extend(state.grant(&ask, Need::Urgent).ok());
                 }
             }
             world.sleep(HOLD / 2).await;
