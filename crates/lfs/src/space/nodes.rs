@@ -112,26 +112,33 @@ impl NodeSlots {
     /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments.
     fn recount(&mut self) {
         let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
-        let of = |n: Option<u32>| self.segments.get_key_value(&n?).map(emptiness);
+        let none: Emptiness = (false, 0, u32::MAX);
+        let of = |n: Option<u32>| {
+            n.and_then(|n| self.segments.get_key_value(&n)).map_or(none, emptiness)
+        };
         let with_space = self.segments.iter().filter(|(_, slots)| slots.left > 0);
         let mut by_space: BTreeSet<Emptiness> = with_space.map(emptiness).collect();
         let (mut current, mut pairs) = (self.current.map(of), 0);
         loop {
-            let filled =
-                |this: Option<Emptiness>| this.filter(|(is_sound, n, _)| *is_sound && *n > 0);
-            let emptiest = |not: Option<Emptiness>| {
-                by_space.iter().rev().find(|this| Some(**this) != not).copied()
+            let is_filled = |this: Emptiness| this.0 && this.1 > 0;
+            let emptiest =
+                |not: Emptiness| by_space.iter().rev().find(|this| **this != not).copied();
+            let first = match is_filled(current[0]) {
+                true => Some(current[0]),
+                false => emptiest(current[1]).or_else(|| emptiest(none)),
             };
-            let first = filled(current[0]).or_else(|| emptiest(current[1]));
-            let first = first.or_else(|| emptiest(None));
-            let second = filled(current[1]).filter(|second| Some(*second) != first);
-            let (Some(a), Some(b)) = (first, second.or_else(|| emptiest(first))) else { break };
+            let Some(a) = first else { break };
+            let second = match is_filled(current[1]) && current[1] != a {
+                true => Some(current[1]),
+                false => emptiest(a),
+            };
+            let Some(b) = second else { break };
             let taken = a.1.min(b.1);
             current = [a, b].map(|(is_sound, space, n)| {
                 by_space.remove(&(is_sound, space, n));
                 let rest = (is_sound, space - taken, n);
                 by_space.extend((space > taken).then_some(rest));
-                Some(rest)
+                rest
             });
             pairs += u64::from(taken);
         }
