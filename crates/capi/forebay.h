@@ -575,9 +575,9 @@ int fby_cache_close(fby_cache *cache);
 /**
  * Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
  * O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_NOFOLLOW,
- * O_CLOEXEC (which is always so). O_WRONLY needs the right to read the file, too: one that may only
- * be written is -EACCES. O_CREAT and O_TRUNC need writing: with O_RDONLY they are -EINVAL. -EBUSY
- * if another process or cache has it open: it is locked until it is closed.
+ * O_CLOEXEC (which is always so). O_WRONLY needs the right to read the file, too: one that may
+ * only be written is -EACCES. O_CREAT and O_TRUNC need writing: with O_RDONLY they are -EINVAL.
+ * -EBUSY if another process or cache has it open: it is locked until it is closed.
  *
  * # Safety
  * `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a
