@@ -142,24 +142,11 @@ impl std::fmt::Debug for Cache {
 impl Cache {
     /// Makes a cache: maps its arena, starts its I/O engine.
     pub fn new(config: CacheConfig) -> Result<Self> {
-        let engine = Engine::new(config.aio)?;
-        let world = match engine.kind().0 {
-            "io_uring" => {
-                let engine = engine.clone();
-                RealWorld::with_flushers(Box::new(move || engine.attach_submitter()))
-            }
-            _ => RealWorld::new(),
-        };
-        Self::with_engine(config, world, engine)
+        Self::in_world(config, RealWorld::new())
     }
 
     /// A cache in a given world, for simulation.
     pub fn in_world(config: CacheConfig, world: WorldRef) -> Result<Self> {
-        let engine = Engine::new(config.aio)?;
-        Self::with_engine(config, world, engine)
-    }
-
-    fn with_engine(config: CacheConfig, world: WorldRef, engine: Engine) -> Result<Self> {
         let pages = PageCache::new(
             Config {
                 budget_max: config.budget_max.or_else(total_ram),
@@ -177,6 +164,7 @@ impl Cache {
             },
             world,
         )?;
+        let engine = Engine::new(config.aio)?;
         let (registry, unreported) = (Registry::default(), std::sync::Arc::default());
         let (volumes, files) = (std::sync::Arc::default(), std::sync::Arc::default());
         let shared = Shared { pages, engine, registry, volumes, unreported, files };

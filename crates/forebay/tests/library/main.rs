@@ -5,7 +5,6 @@ mod budget;
 mod dir;
 mod examples;
 mod file;
-mod flusher;
 mod fsx;
 mod growing;
 mod interface;
