@@ -36,7 +36,7 @@ async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) 
     (ino, file)
 }
 
-/// alloc.A13: windows are returned on close, truncate and unlink, and after 30 idle seconds.
+/// Windows are returned on close, truncate and unlink, and after 30 idle seconds.
 /// `statfs` reports the same with and without an open window, and only the content counts as used.
 #[test]
 fn a7_windows_are_returned_and_statfs_is_honest() {
@@ -76,7 +76,7 @@ fn a7_windows_are_returned_and_statfs_is_honest() {
     });
 }
 
-/// alloc.A13: windows of many files hold at most an eighth of the free space. A writer that needs
+/// Windows of many files hold at most an eighth of the free space. A writer that needs
 /// this space gets it: a write is refused only when all space is used.
 #[test]
 fn a7_no_space_only_when_windows_are_gone() {
@@ -125,7 +125,7 @@ async fn quiet(volume: &Volume) {
     }
 }
 
-/// places.T21: a request that finds space for a part of it only is refused and gives that part
+/// A request that finds space for a part of it only is refused and gives that part
 /// back, in each mode and concurrently with others like it. Older content stays readable.
 #[test]
 fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
@@ -169,7 +169,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     }
 }
 
-/// places.T21: a write that is dropped while it waits releases its turn, and gives back its blocks.
+/// A write that is dropped while it waits releases its turn, and gives back its blocks.
 #[test]
 fn a5_dropped_write_returns_turn_and_blocks() {
     for mode in AllocMode::ALL {
