@@ -26,7 +26,7 @@ static int logged(int code, int error, const char *name, const char *text) {
     return code;
 }
 
-/* For three of them libforebay has no text: see open_store, hold_node, identity, store_hold. */
+/* EXDEV, ENOMEM and ENOSYS are errors of the VFS itself: libforebay has no text for them. */
 static const char *text_of(int error) {
     if (error == EXDEV)
         return "its volume is not open in this process";

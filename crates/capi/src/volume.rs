@@ -159,7 +159,7 @@ fn open(cache: &Arc<OpenCache>, image: *const c_char, given: fby_volume_how) -> 
         let text = "the path leads elsewhere by now";
         return Err(Error::new(ErrorKind::Busy, "open a volume", text).with_path(image));
     }
-    held.opened();
+    held.mark_open();
     Ok(OpenVolume { volume, held, cache: cache.clone() })
 }
 
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn fby_volume_close(volume: *mut fby_volume) -> c_int {
         // SAFETY: the caller promises that `volume` is open, and no other call uses it; the
         // reference above has ended.
         let open = unsafe { take::<Arc<OpenVolume>>(volume)? };
-        open.held.closing();
+        open.held.mark_closing();
         open.volume.clone().close().map(|()| 0)
     })
 }

@@ -45,7 +45,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// For a call that opens the volume. `Busy` if it is open.
+    /// Takes the right for a call that opens the volume. Waits while another call opens or closes
+    /// it. `Busy` if it is open.
     pub fn claim(volumes: &Arc<Volumes>, key: FileIdentity) -> Result<Self> {
         let mut map = volumes.lock();
         while let Some(state) = map.get(&key) {
@@ -64,12 +65,13 @@ impl Held {
         self.key == key
     }
 
-    pub fn opened(&self) {
+    /// The volume is open now.
+    pub fn mark_open(&self) {
         self.volumes.set(self.key, Some(State::Open));
     }
 
-    /// Before the volume is closed.
-    pub fn closing(&self) {
+    /// A call begins to close the volume.
+    pub fn mark_closing(&self) {
         self.volumes.set(self.key, Some(State::Changing));
     }
 }
@@ -89,12 +91,15 @@ mod tests {
         let volumes = Arc::new(Volumes::default());
         let key = FileIdentity::Inode(1, 2);
         let first = Held::claim(&volumes, key).unwrap();
-        first.opened();
+        first.mark_open();
         assert_eq!(Held::claim(&volumes, key).err().unwrap().kind(), ErrorKind::Busy);
         drop(Held::claim(&volumes, FileIdentity::Inode(1, 3)).unwrap());
-        first.closing();
+        first.mark_closing();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| Held::claim(&volumes, key).map(drop));
+            // It may not have begun to wait yet. If it did not wait at all, it would have ended.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!second.is_finished(), "C3: it waits");
             drop(first);
             second.join().unwrap().unwrap();
         });

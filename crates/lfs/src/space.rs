@@ -73,7 +73,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// A ledger with all segments free.
+    /// Space with all segments free.
     pub fn new(layout: Layout) -> Self {
         Self {
             layout,

@@ -13,7 +13,8 @@ use crate::format::superblock::Superblock;
 use forebay_base::units::{round_down, round_up};
 
 /// Bytes of the record that ends a segment: a header, and a change that names the next segment.
-const NEXT_RECORD_BYTES: u64 = round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
+pub(crate) const NEXT_RECORD_BYTES: u64 =
+    round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
 /// Most content in a record, bytes.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
 

@@ -38,7 +38,7 @@ pub(crate) trait RecordOwner: Send + Sync {
     fn take_group(&self, head: &Head, flush_failures: u64) -> Option<(Vec<Pending>, GroupPlan)>;
 
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
-    fn requeue(&self, group: &mut Group) -> Result<()>;
+    fn requeue(&self, group: &mut Group);
 
     /// A flush has covered the runs of the records up to this ticket (K13).
     fn on_covered(&self, ticket: u64);
@@ -361,7 +361,7 @@ impl Committer<'_> {
         let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
         self.repair.rewrite_runs(&mut group.records, &hold).await?;
-        self.owner.requeue(group)?;
+        self.owner.requeue(group);
         turn.group = None;
         let mut ctl = self.log.ctl.lock();
         (ctl.head, ctl.repair) = (head, ctl.failures != failures);

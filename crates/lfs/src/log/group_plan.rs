@@ -7,15 +7,11 @@
 //!
 //! No locks: segments come through a callback.
 
-use crate::device::layout::Layout;
-use crate::format::change::CHANGE_HEADER_BYTES;
+use crate::device::layout::{Layout, NEXT_RECORD_BYTES};
 use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES};
 use crate::log::{Head, Pending};
 use forebay_base::Result;
 use forebay_base::units::round_up;
-
-/// Bytes of the record that ends a segment, without padding: its change has the next segment.
-const NEXT_BYTES: usize = RECORD_HEADER_BYTES + CHANGE_HEADER_BYTES + size_of::<u32>();
 
 /// Where a record can begin.
 pub(crate) enum Room {
@@ -115,7 +111,7 @@ impl GroupPlan {
     /// The record that names the next segment (group_layout.J12).
     fn end_segment(&mut self, layout: &Layout) {
         if self.segment.is_some() {
-            let end = u64::from(self.end) + NEXT_BYTES as u64;
+            let end = u64::from(self.end) + NEXT_RECORD_BYTES;
             self.end = round_up(end, u64::from(layout.align)) as u32;
         }
     }

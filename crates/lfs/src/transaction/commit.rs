@@ -25,9 +25,8 @@ impl RecordOwner for Resources {
         taken
     }
 
-    fn requeue(&self, group: &mut Group) -> Result<()> {
+    fn requeue(&self, group: &mut Group) {
         self.state.lock().requeue(group);
-        Ok(())
     }
 
     fn on_covered(&self, ticket: u64) {

@@ -133,7 +133,7 @@ mod tests {
     /// ledger.M17, ledger.M18: the sums follow the grants and their parts, and a part is at most
     /// the whole.
     #[test]
-    fn reservations_sums_follow_their_grants() {
+    fn grant_parts_follow_their_sums() {
         let mut ledger = Ledger::default();
         let growth = Growth { entries: 2, bytes: 10 };
         let (mut first, second) = (ledger.grant(100), ledger.grant(50));

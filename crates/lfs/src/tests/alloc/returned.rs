@@ -144,8 +144,9 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                     at += LARGE;
                 }
                 quiet(&volume).await;
-                let urgent = || volume.0.state.lock().data_room(crate::space::Need::Overwrite);
-                let room = urgent();
+                let overwrite_room =
+                    || volume.0.state.lock().data_room(crate::space::Need::Overwrite);
+                let room = overwrite_room();
                 let wanted = room / 2 + 64 * KIB;
                 let one = |n: usize| -> BoxFuture<'static, Result<(), Error>> {
                     let (file, tag) = (files[n].clone(), 10 + n as u64);
@@ -158,7 +159,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 }
                 assert!(served < 4, "{mode}, seed {seed}: not all fitted");
                 quiet(&volume).await;
-                let back = urgent() + served * wanted;
+                let back = overwrite_room() + served * wanted;
                 // The cleaner may have moved some; no refused request has kept its half.
                 assert!(back.abs_diff(room) < 64 * KIB, "{mode}, seed {seed}: {back} of {room}");
                 assert!(volume.0.state.lock().reservations.is_empty());
