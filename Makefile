@@ -21,7 +21,7 @@ help:
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make build      the programs, optimised: forebay, and forebay-lab with benches and crash test"
 	@echo "make package    static binaries and Debian packages of both, in dist of the target folder"
-	@echo "make library    the C library, built and not installed: \`sudo scripts/install-c target/release\` does that without cargo"
+	@echo "make library    the C library, built and not installed: \`sudo scripts/install-c target/library\` does that without cargo"
 	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3), libforebay_sqlite.so"
 	@echo "make bench      the benches in full, some hours, and their page"
 
@@ -89,12 +89,15 @@ bench: build
 package: setup
 	scripts/package
 
-# Without the rlib, which keeps cargo from optimising across crates.
+# Without the rlib, which keeps cargo from optimising across crates. The copies are out of reach of
+# other builds, which make the rlib.
 library:
 	$(CARGO) rustc --release --locked --package forebay-capi --lib --crate-type cdylib,staticlib
+	mkdir -p $(TARGET)/library
+	cp $(TARGET)/release/libforebay_c.so $(TARGET)/release/libforebay_c.a $(TARGET)/library
 
 install: library
-	scripts/install-c $(TARGET)/release
+	scripts/install-c $(TARGET)/library
 
 requires: setup
 	$(CARGO) xtask requires

@@ -58,6 +58,8 @@
 //!   can be opened any number of times.
 //! - **Reads without a copy**: [`File::pin`] gives the cached bytes themselves. They stay as they
 //!   are whatever is written meanwhile, and hold an eighth of the cache at most.
+//! - **What is cached**: [`File::residency`] says it for a range. A read at the start of a file
+//!   begins a stream. Its read-ahead goes on after the read has returned.
 //! - **Threads and futures**: calls block the calling thread and may be made from any number of
 //!   threads. Those named `_async` are futures on owned buffers, for any executor.
 //! - **Errors**: [`Error`] has a kind to match, the operation, the path and the range. As a

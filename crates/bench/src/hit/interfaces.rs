@@ -24,9 +24,9 @@ use std::time::Duration;
 
 /// Most bytes of the image that are read.
 const LEN_MAX: u64 = 256 * MIB;
-/// Names of rows, and the value of `kernel_cache` for each.
+/// Names of rows, and the value of `cache` for each.
 const MOUNTS: [(&str, &str); 2] =
-    [("ours-on-a-mount", "small"), ("ours-on-a-mount-always", "always")];
+    [("ours-on-a-mount", "own"), ("ours-on-a-mount-kernel", "kernel")];
 const NBD: &str = "ours-over-nbd";
 
 /// Forebay's NBD server, and a client with one request in flight.
@@ -135,8 +135,8 @@ fn tell(outcome: &Outcome, len: u64, report: &mut Report) {
     let cell = format!("4 KiB random reads of {}, cached", format_size(len));
     for (name, what) in [
         ("ours", "the library"),
-        ("ours-on-a-mount", "a mount"),
-        ("ours-on-a-mount-always", "a mount, kernel_cache=always"),
+        ("ours-on-a-mount", "a mount with cache=own"),
+        ("ours-on-a-mount-kernel", "a mount with cache=kernel"),
         (NBD, "NBD, one at a time"),
     ] {
         let ratio = outcome.ratio(name, "kernel");

@@ -1,10 +1,11 @@
 //! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
 //! loop device in a memory cgroup of the same size.
 //!
-//! All columns read and write the same bytes, with backups of the same pace. PostgreSQL's own
-//! memory is outside both limits; it is measured while pgbench's clients are connected, shared
-//! memory included. Each column begins with nothing cached and warms the files that it reads. The
-//! order of columns changes with each round.
+//! All columns read and write the same bytes, with backups of the same pace. A column's database,
+//! backup and daemon are in one memory cgroup. Its limit has PostgreSQL's own memory in addition,
+//! which is measured while pgbench's clients are connected, shared memory included. Each column
+//! begins with nothing cached and warms the files that it reads. The order of columns changes with
+//! each round.
 //!
 //! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6
 //! a run below `SECONDS_MIN` or `ROUNDS_MIN`, or a backup below `PACE_SHARE_MIN`, is shown, but not
@@ -13,128 +14,28 @@
 mod backup;
 mod figures;
 mod fixture;
+mod judge;
+mod model;
 mod postgres;
 
-use crate::harness::meter::{MachineTime, process_cpu_seconds};
+use crate::harness::meter::{MachineTime, process_cpu_seconds, resident_bytes};
 use crate::harness::options::Options;
-use crate::report::model::{Good, Plot, Report, median};
+use crate::report::model::{Plot, Report};
 use crate::rivals::mounted::{Mounted, Mounting, call};
-use backup::{Backup, How};
+use backup::Backup;
 use figures::Run;
 use fixture::Fixture;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_testkit::cgroup::Memcg;
+use model::{
+    COLUMNS, Column, Figures, Found, ROUNDS_MIN, SECONDS_LEAST, SECONDS_MIN, SETTLING, SLACK,
+    Setting, TAR_MEMORY,
+};
 use postgres::{Load, Server};
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// A variant: a cache for the database, with a method of backup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Column {
-    /// XFS; database and tar in one memory cgroup.
-    Xfs,
-    /// Forebay; ordinary tar.
-    Forebay,
-    /// XFS; tar in its own cgroup.
-    XfsApart,
-    /// Forebay; tar under `forebay run --uncached`.
-    ForebayUncached,
-    /// XFS; the backup reads with O_DIRECT.
-    XfsDirect,
-}
-
-const COLUMNS: [Column; 5] =
-    [Column::Xfs, Column::Forebay, Column::XfsApart, Column::ForebayUncached, Column::XfsDirect];
-
-impl Column {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Xfs => "xfs",
-            Self::Forebay => "forebay",
-            Self::XfsApart => "xfs-tar-apart",
-            Self::ForebayUncached => "forebay-uncached",
-            Self::XfsDirect => "xfs-direct-reader",
-        }
-    }
-
-    fn is_ours(self) -> bool {
-        matches!(self, Self::Forebay | Self::ForebayUncached)
-    }
-
-    fn how(self) -> How {
-        match self {
-            Self::ForebayUncached => How::Uncached,
-            Self::XfsDirect => How::Direct,
-            _ => How::Tar,
-        }
-    }
-}
-
-/// Sizes and times.
-struct Setting {
-    /// Size of Forebay's cache, and of the page cache in the cgroup, bytes.
-    cache: u64,
-    /// Scale factor of pgbench's tables.
-    scale: u32,
-    /// Size of the files that are backed up, bytes.
-    backup: u64,
-    /// Pace of the backup, bytes per second.
-    pace: u64,
-    /// Seconds alone and during the backup, both without [`SETTLING`].
-    seconds: (u64, u64),
-    rounds: usize,
-    bin: PathBuf,
-    /// Directory for sockets and logs.
-    folder: PathBuf,
-}
-
-impl Setting {
-    /// Size of PostgreSQL's shared buffers, which are small on purpose.
-    fn buffers_mib(&self) -> u64 {
-        (self.cache / 16 / MIB).max(2)
-    }
-
-    /// Whether the run is too short to be judged (N6).
-    fn is_short(&self) -> bool {
-        self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
-    }
-}
-
-/// Memory of a cgroup for tar alone, bytes.
-const TAR_MEMORY: u64 = 64 * MIB;
-/// Memory in the database's cgroup for tar, if it runs there, and for other memory that the kernel
-/// charges, bytes.
-const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench that do not count: its clients connect and plan, and their memory is measured
-/// (N5).
-const SETTLING: u64 = 1;
-/// Least seconds during the backup of a run that is judged; below, the least number of rounds.
-const SECONDS_MIN: u64 = 20;
-/// Least seconds during the backup that can be requested.
-const SECONDS_LEAST: u64 = 5;
-const ROUNDS_MIN: usize = 3;
-/// Least share of its pace at which a backup is judged.
-const PACE_SHARE_MIN: f64 = 0.9;
-
-/// Result of one column with one load.
-struct Figures {
-    run: Run,
-    backup: backup::Done,
-    /// CPU seconds during the backup: of the database, of Forebay's process, of the whole machine.
-    cpu: [f64; 3],
-    /// Mean share of the tables that is cached, sampled during the backup. pgbench draws its rows
-    /// uniformly, so this is the hit ratio of its reads.
-    hits: f64,
-    /// The same share at the end of the backup.
-    cached: f64,
-    /// Limit of the memory cgroup, bytes; 0 if there is none.
-    limit: u64,
-}
-
-type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
 
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
@@ -192,7 +93,7 @@ fn lengthened(options: &Options) -> Option<String> {
 fn with_fixtures(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
     lengthened(options).into_iter().for_each(|line| report.note(line));
     let size = setting.backup + 8 * setting.cache + 1024 * MIB;
-    let how = Mounting::new(size, setting.cache, &options.aio);
+    let how = Mounting::new(size, setting.daemon_cache(), &options.aio);
     let ours = Mounted::new(&options.dir, "pgbench", how);
     let ours = Fixture::Forebay(ours?);
     fill(&ours, setting, None)?;
@@ -252,7 +153,7 @@ fn fill(fixture: &Fixture, setting: &Setting, like: Option<&Fixture>) -> Result<
 fn measure(column: Column, fixture: &Fixture, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
     fixture.remount()?;
     let data = fixture.path().join("data");
-    let groups = Groups::new(column, setting)?;
+    let groups = Groups::new(column, fixture, setting)?;
     let procs = groups.database.as_ref().map(Memcg::procs);
     let sockets = setting.folder.join("sockets");
     let server = Server::start(&setting.bin, &data, &sockets, procs.as_deref())?;
@@ -281,15 +182,26 @@ fn measure(column: Column, fixture: &Fixture, setting: &Setting) -> Result<Vec<(
 struct Groups {
     database: Option<Memcg>,
     tar: Option<Memcg>,
+    /// Bytes of the daemon that were charged before it joined.
+    outside: u64,
 }
 
 impl Groups {
-    fn new(column: Column, setting: &Setting) -> Result<Self> {
-        let ample = setting.cache * 16;
-        let database = (!column.is_ours()).then(|| Memcg::create("pgbench", ample));
+    /// Where no cgroup can be made, only columns of ours run, without one.
+    fn new(column: Column, fixture: &Fixture, setting: &Setting) -> Result<Self> {
+        let database = match Memcg::create("pgbench", setting.cache * 16) {
+            Err(_) if column.is_ours() => None,
+            made => Some(made?),
+        };
         let apart = column == Column::XfsApart;
-        let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_MEMORY));
-        Ok(Self { database: database.transpose()?, tar: tar.transpose()? })
+        let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_MEMORY)).transpose()?;
+        let mut groups = Self { database, tar, outside: 0 };
+        if let (Fixture::Forebay(mounted), Some(group)) = (fixture, &groups.database) {
+            let pid = mounted.pid()?;
+            group.add(pid)?;
+            groups.outside = resident_bytes(pid).unwrap_or(0);
+        }
+        Ok(groups)
     }
 
     /// The cgroup of the backup: its own, or that of the database.
@@ -327,7 +239,7 @@ fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) ->
         *own = server.own_bytes().max(*own);
     }
     let Some(group) = &groups.database else { return Ok(0) };
-    let limit = setting.cache + *own + SLACK;
+    let limit = setting.cache + *own + SLACK - groups.outside.min(SLACK + *own);
     group.set_limit(limit).map(|()| limit)
 }
 
@@ -353,7 +265,10 @@ fn run_with_backup(
     let limit = settle(server, setting, groups, own)?;
     std::thread::sleep(until(alone));
     let began = now();
-    let cpu = || [server.cpu_seconds(), ours.and_then(process_cpu_seconds).unwrap_or(0.0)];
+    let client = pgbench.id();
+    let of = |pid: Option<u32>| pid.and_then(process_cpu_seconds).unwrap_or(0.0);
+    let cpu = || [server.cpu_seconds(), of(ours), of(Some(client))];
+    let cached_before = cached_share(fixture, files)?;
     let (before, machine) = (cpu(), MachineTime::now());
     let what = fixture.path().join("backup");
     let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
@@ -364,8 +279,8 @@ fn run_with_backup(
     let tps = figures::progress(&finish(pgbench)?).into_iter().skip(SETTLING as usize).collect();
     let latencies = figures::latencies(&logs, (start + SETTLING as f64, began));
     let run = Run { tps, alone: alone as usize, latencies };
-    let cached = cached_share(fixture, files)?;
-    let cpu = [after[0] - before[0], after[1] - before[1], busy];
+    let cached = [cached_before, cached_share(fixture, files)?];
+    let cpu = [after[0] - before[0], after[1] - before[1], busy, after[2] - before[2]];
     Ok(Figures { run, backup, cpu, hits, cached, limit })
 }
 
@@ -438,7 +353,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
             ..Plot::default()
         });
     }
-    judge(report, setting, found);
+    judge::judge(report, setting, found);
 }
 
 fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
@@ -451,85 +366,24 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("p99_alone", "us", &|f| f.run.p99(false));
     row("p99_beside", "us", &|f| f.run.p99(true));
     row("hit_ratio", "%", &|f| f.hits * 100.0);
-    row("tables_cached_after", "%", &|f| f.cached * 100.0);
+    row("tables_cached_after", "%", &|f| f.cached[1] * 100.0);
+    row("tables_lost", "%", &Figures::lost_percent);
     row("backup_rate", "MB/s", &|f| f.backup.rate);
     row("cpu_database", "%", &|f| f.cpu[0] / f.backup.seconds * 100.0);
     row("cpu_backup", "%", &|f| f.backup.cpu_seconds / f.backup.seconds * 100.0);
     if column.is_ours() {
         row("cpu_forebay", "%", &|f| f.cpu[1] / f.backup.seconds * 100.0);
-    } else {
-        row("memory_limit", "MiB", &|f| f.limit as f64 / MIB as f64);
     }
+    row("memory_limit", "MiB", &|f| f.limit as f64 / MIB as f64);
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
-}
-
-/// Adds the ratios of during to alone, by column; that of Forebay's uncached column has bars (N6).
-fn judge(report: &mut Report, setting: &Setting, found: &Found) {
-    let pace = setting.pace as f64 / 1e6;
-    for ((column, load), all) in found {
-        let each = |of: &dyn Fn(&Run, bool) -> f64| {
-            let pairs: Vec<f64> =
-                all.iter().map(|f| of(&f.run, true) / of(&f.run, false)).collect();
-            median(&pairs)
-        };
-        let (tps, p99) = (each(&Run::median_tps), each(&Run::p99));
-        let name = column.name().replace('-', "_");
-        let (tps_name, p99_name) = (
-            format!("pgbench_{load}_{name}_beside_vs_alone"),
-            format!("pgbench_{load}_{name}_p99_beside_vs_alone"),
-        );
-        let rate = median(&all.iter().map(|f| f.backup.rate).collect::<Vec<_>>());
-        let slow = rate < PACE_SHARE_MIN * pace;
-        if slow {
-            report.note(format!(
-                "pgbench: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not \
-                 to be compared with columns whose backup was faster",
-                column.name()
-            ));
-        }
-        if *column != Column::ForebayUncached {
-            report.ratio(&tps_name, tps);
-            report.ratio(&p99_name, p99);
-            continue;
-        }
-        let judged = !slow && !setting.is_short();
-        for (name, value, good, bar) in
-            [(&tps_name, tps, Good::AtLeast, 0.95), (&p99_name, p99, Good::AtMost, 1.2)]
-        {
-            match judged {
-                true => report.ratio_with_bar(name, value, good, bar),
-                false => report.ratio_unjudged(name, value, good, bar),
-            }
-        }
-    }
+    row("cpu_per_byte", "ns", &Figures::cpu_per_byte);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn judged(rate: f64, seconds: u64, rounds: usize) -> Report {
-        let setting = Setting {
-            cache: 256 * MIB,
-            scale: 1,
-            backup: MIB,
-            pace: 200_000_000,
-            seconds: (10, seconds),
-            rounds,
-            bin: PathBuf::new(),
-            folder: PathBuf::new(),
-        };
-        let run = Run { tps: vec![100.0, 100.0, 50.0, 50.0], alone: 2, ..Run::default() };
-        let backup = backup::Done { rate, cpu_seconds: 1.0, seconds: 2.0 };
-        let figures = Figures { run, backup, cpu: [0.0; 3], hits: 1.0, cached: 1.0, limit: 0 };
-        let mut report = Report::default();
-        let found = Found::from([((Column::ForebayUncached, "select"), vec![figures])]);
-        judge(&mut report, &setting, &found);
-        report
-    }
-
-    /// N6. The story: a backup that read nothing left the database as fast as alone, and met the
-    /// bar. And `--seconds 2` ran five seconds without a message.
+    /// N6. The story: `--seconds 2` ran five seconds without a message.
     #[test]
     fn lengthened_run_is_reported() {
         let of = |quick: bool, seconds: Option<f64>| {
@@ -543,18 +397,5 @@ mod tests {
         let (taken, said) = of(false, Some(2.0));
         assert_eq!(taken, (3, 5));
         assert!(said.is_some_and(|line| line.contains("--seconds 2: 5 were taken")));
-    }
-
-    /// The story: `make run` was judged by one round of two seconds.
-    #[test]
-    fn slow_backup_or_short_run_is_not_judged() {
-        assert_eq!((judged(195.0, 20, 3).missed(), judged(195.0, 20, 3).unjudged()), (1, 1));
-        for (rate, seconds, rounds) in [(179.0, 20, 3), (195.0, 5, 3), (195.0, 20, 1)] {
-            let report = judged(rate, seconds, rounds);
-            assert_eq!((report.missed(), report.unjudged()), (0, 2), "{rate} {seconds} {rounds}");
-            let table = report.table();
-            assert!(table.contains("0.500   bar >= 0.95  not judged"), "{table}");
-            assert_eq!(table.contains("179 of 200 MB/s: not judged"), rate < 180.0, "{table}");
-        }
     }
 }

@@ -155,7 +155,7 @@ impl Mounted {
         let Mounting { cache, aio, words, .. } = &self.how;
         // The environment's options come first, so that the options of a bench override them.
         let more = words_of_environment().map(|words| format!(",{words}")).unwrap_or_default();
-        let words = format!("cache_size={cache},noatime,aio={aio}{more}{words}");
+        let words = format!("cache_size={cache},aio={aio}{more}{words}");
         let (image, at) = (self.image(), self.path());
         let args =
             ["mount".as_ref(), image.as_os_str(), at.as_os_str(), "-o".as_ref(), words.as_ref()];

@@ -33,6 +33,9 @@ const BARS: [(&str, &str, f64, f64); 3] = [
     ("btrfs", "btrfs-on-loop", 5.0, 20.0),
 ];
 
+/// The bar against XFS on new sparse images.
+const SPARSE_XFS: f64 = 1.0;
+
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     rates(options, report)?;
@@ -106,8 +109,11 @@ fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), rep
         for (ours, suffix) in [("volume-sparse", "sparse"), ("volume-prealloc", "prealloc")] {
             let theirs = if rival == "host" { "host".into() } else { format!("{rival}-{suffix}") };
             let ratio = outcome.ratio(ours, &theirs);
-            if ratio.is_finite() {
-                report.ratio(&format!("{prefix}_vs_{label}_{suffix}"), ratio);
+            let name = format!("{prefix}_vs_{label}_{suffix}");
+            if ratio.is_finite() && !data_only && (label, suffix) == ("xfs", "sparse") {
+                report.ratio_with_bar(&name, ratio, Good::AtLeast, SPARSE_XFS);
+            } else if ratio.is_finite() {
+                report.ratio(&name, ratio);
             }
         }
     }

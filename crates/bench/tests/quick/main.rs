@@ -66,7 +66,7 @@ fn hit_reports_every_row_and_ratio() {
     check_rows(&json, &[("kernel", "way_read_rate"), ("ours", "way_read_cpu_per_io")]);
     let of_ways = |note: &Value| note.as_str().unwrap().starts_with("way_read: 3 rounds kept");
     assert!(json["notes"].as_array().unwrap().iter().any(of_ways), "G1: alternated, in rounds");
-    for way in ["ours-on-a-mount", "ours-on-a-mount-always", "ours-over-nbd"] {
+    for way in ["ours-on-a-mount", "ours-on-a-mount-kernel", "ours-over-nbd"] {
         if ran(&json, way) {
             check_rows(&json, &[(way, "way_read_rate"), (way, "way_read_p99_9")]);
             // Another process has a part in it.
@@ -532,7 +532,7 @@ fn mount_reports_every_row_and_ratio() {
             ("kernel-loop-direct", "attach_randread_rate"),
             ("kernel-loop-buffered", "attach_randread_rate"),
             ("mount-small", "kernel_cache_small_files_rate"),
-            ("mount-always", "kernel_cache_held_twice"),
+            ("mount-kernel", "kernel_cache_held_twice"),
         ],
     );
     let ratios = [

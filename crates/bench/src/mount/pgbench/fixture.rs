@@ -43,16 +43,15 @@ impl Fixture {
         }
     }
 
-    /// Bytes of a file that are cached.
+    /// Bytes of a file that are cached, by the kernel or by the daemon.
     pub fn cached_bytes(&self, file: &Path) -> Result<u64> {
+        let fail = |e| Error::from_io("page cache", e).with_path(file);
+        let open = fs::File::open(file).map_err(fail)?;
+        let len = open.metadata().map_err(fail)?.len();
+        let kernel = crate::harness::sys::page_cache_bytes(&open, 0, len).map_err(fail)?;
         match self {
-            Self::Forebay(mounted) => mounted.cached_bytes(file),
-            Self::Xfs(_) => {
-                let fail = |e| Error::from_io("page cache", e).with_path(file);
-                let open = fs::File::open(file).map_err(fail)?;
-                let len = open.metadata().map_err(fail)?.len();
-                crate::harness::sys::page_cache_bytes(&open, 0, len).map_err(fail)
-            }
+            Self::Forebay(mounted) => Ok((kernel + mounted.cached_bytes(file)?).min(len)),
+            Self::Xfs(_) => Ok(kernel),
         }
     }
 }
