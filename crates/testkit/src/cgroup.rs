@@ -74,6 +74,12 @@ impl Memcg {
         fs::write(&path, pid.to_string()).map_err(|e| Error::from_io("join", e).with_path(path))
     }
 
+    /// Moves a process out, into the parent.
+    pub fn remove(&self, pid: u32) -> Result<()> {
+        let path = self.dir.join("../cgroup.procs");
+        fs::write(&path, pid.to_string()).map_err(|e| Error::from_io("leave", e).with_path(path))
+    }
+
     /// The file that a process writes its id into to join.
     pub fn procs(&self) -> PathBuf {
         self.dir.join("cgroup.procs")

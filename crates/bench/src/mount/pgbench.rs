@@ -182,8 +182,18 @@ fn measure(column: Column, fixture: &Fixture, setting: &Setting) -> Result<Vec<(
 struct Groups {
     database: Option<Memcg>,
     tar: Option<Memcg>,
-    /// Bytes of the daemon that were charged before it joined.
+    /// The daemon in it, and its bytes that were charged before it joined.
+    daemon: Option<u32>,
     outside: u64,
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        if let (Some(group), Some(pid)) = (&self.database, self.daemon) {
+            // It may have ended.
+            let _left = group.remove(pid);
+        }
+    }
 }
 
 impl Groups {
@@ -195,10 +205,11 @@ impl Groups {
         };
         let apart = column == Column::XfsApart;
         let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_MEMORY)).transpose()?;
-        let mut groups = Self { database, tar, outside: 0 };
+        let mut groups = Self { database, tar, daemon: None, outside: 0 };
         if let (Fixture::Forebay(mounted), Some(group)) = (fixture, &groups.database) {
             let pid = mounted.pid()?;
             group.add(pid)?;
+            groups.daemon = Some(pid);
             groups.outside = resident_bytes(pid).unwrap_or(0);
         }
         Ok(groups)
