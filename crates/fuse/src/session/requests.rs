@@ -14,7 +14,7 @@ use crate::proto::consts::opcode;
 use crate::proto::request::{Header, Op, Request};
 use crate::serve::{Core, Outcome, Work, errno_of};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::FutureSlot;
+use forebay_base::task::{FutureSlot, block_on};
 use forebay_base::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -73,6 +73,38 @@ impl Own {
     }
 }
 
+/// Whether a request waits for the device at most: it looks up or changes names and inodes. Others,
+/// such as a lock, may wait for a program.
+fn waits_for_device_only(code: u32) -> bool {
+    use opcode::*;
+    matches!(
+        code,
+        LOOKUP
+            | GETATTR
+            | SETATTR
+            | READLINK
+            | SYMLINK
+            | MKNOD
+            | MKDIR
+            | UNLINK
+            | RMDIR
+            | RENAME
+            | RENAME2
+            | LINK
+            | OPEN
+            | CREATE
+            | TMPFILE
+            | OPENDIR
+            | READDIR
+            | READDIRPLUS
+            | GETXATTR
+            | LISTXATTR
+            | SETXATTR
+            | REMOVEXATTR
+            | STATX
+    )
+}
+
 impl Shared {
     pub(super) fn serve(
         self: &Arc<Self>,
@@ -90,7 +122,10 @@ impl Shared {
         };
         match work {
             Ok(None) => {}
-            Ok(Some(work)) => self.start(core, header.unique, work, &mut own.request),
+            Ok(Some(work)) => {
+                let waits = waits_for_device_only(code);
+                self.start(core, header.unique, work, &mut own.request, waits);
+            }
             Err(e) => self.refuse(&header, &e),
         }
     }
@@ -183,34 +218,40 @@ impl Shared {
         self.device.reply(header.unique, errno_of(e), &[]);
     }
 
-    /// Polls a request once; if it has to wait, a background task takes it over.
+    /// Polls a request once. If it has to wait, this thread does that if it may and `waits`;
+    /// otherwise a background task takes the request over.
     fn start(
         self: &Arc<Self>,
         core: &Arc<Core>,
         unique: u64,
         work: Work,
         slot: &mut FutureSlot<Outcome>,
+        waits: bool,
     ) {
         let bytes = work.bytes();
         slot.put(core.clone().serve(work));
-        self.run(core, unique, bytes, slot);
+        self.run(core, unique, bytes, slot, waits);
     }
 
-    /// Polls a request in `slot` once. If it has to wait, it moves out of the slot, and a
-    /// background task polls it when it is woken. `bytes`: memory that the request holds until it
-    /// is answered.
+    /// Polls the request in `slot` once, as [`Shared::start`] says. For a background task it moves
+    /// out of the slot. `bytes`: memory that the request holds until it is answered.
     pub(super) fn run(
         self: &Arc<Self>,
         core: &Arc<Core>,
         unique: u64,
         bytes: u64,
         slot: &mut FutureSlot<Outcome>,
+        waits: bool,
     ) {
         // Counted before the first poll, which may allocate buffers.
         let held = self.payload.hold(bytes);
         let parking = Parking::new(self.tasks.clone());
         let waker = Waker::from(parking.clone());
         if let Poll::Ready(outcome) = Pin::new(&mut *slot).poll(&mut Context::from_waker(&waker)) {
+            return self.finish(core, unique, outcome);
+        }
+        if let Some(_waits) = waits.then(|| self.readers.may_wait()).flatten() {
+            let outcome = block_on(Pin::new(&mut *slot));
             return self.finish(core, unique, outcome);
         }
         let request = std::mem::take(slot);

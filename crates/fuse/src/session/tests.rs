@@ -330,7 +330,7 @@ fn a1_a2_requests_that_wait_are_answered() {
     let mut slot = FutureSlot::default();
     let mut run = |unique, at_once| {
         slot.put(Waits { wakers: sender.clone(), polled: false, at_once });
-        session.shared.run(&core, unique, 10, &mut slot);
+        session.shared.run(&core, unique, 10, &mut slot, false);
     };
     run(1, true);
     assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");

@@ -13,8 +13,8 @@ use forebay_base::task::{BoxFuture, WaitQueue, yield_now};
 use forebay_base::{IoFlags, Result};
 use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{
-    Fallocate, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, ReadResult, Seek, WriteResult,
-    Wrote,
+    Attr, Fallocate, FileSystem, Ino, Name, OpenFile, OpenFileRef, OpenFlags, Privileges,
+    ReadResult, Seek, WriteResult, Wrote,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -249,6 +249,50 @@ fn x2_blocking_request_runs_on_thread_that_read_it() {
     assert!(syncs > 0, "no sync was done by a reader thread");
     assert!(others > 0, "no read and write was");
     all.end();
+}
+
+/// A file system whose lookups have to wait once, and which records the threads that end them.
+#[derive(Default)]
+struct SlowNames {
+    fs: MemFs,
+    threads: Mutex<Vec<String>>,
+}
+
+impl FileSystem for SlowNames {
+    forebay_vfs::delegate_file_system!(
+        [fs]
+        statfs parent getattr getattr_listed setattr create mknod mkdir symlink link unlink rmdir
+        rename remove_keeping rename_keeping readlink readdir getxattr setxattr listxattr
+        removexattr open syncfs
+    );
+    fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        Box::pin(async move {
+            yield_now().await;
+            let thread = std::thread::current().name().unwrap_or_default().to_string();
+            self.threads.lock().unwrap().push(thread);
+            self.fs.lookup(dir, name).await
+        })
+    }
+}
+
+/// readers.X2. The story: a lookup that had to wait for the device went to another thread, and a
+/// third one sent its answer.
+#[test]
+fn lookup_that_waits_stays_on_thread_that_read_it() {
+    let fs = Arc::new(SlowNames::default());
+    let options = Options { threads: Some(2), ..Options::default() };
+    let (kernel, session) = start_as(fs.clone(), options);
+    assert_eq!(kernel.init(7, 45).0, 0);
+    let session = session.join().unwrap().unwrap();
+    for _ in 0..1000 {
+        assert_eq!(kernel.ask(opcode::LOOKUP, 1, b"none\0").0, 0, "no such name, to be cached");
+    }
+    let names = std::mem::take(&mut *fs.threads.lock().unwrap());
+    let here = names.iter().filter(|name| name.starts_with("forebay-fuse")).count();
+    // From time to time the other thread is still sending its answer, so some are handed over.
+    assert!(here > 500, "{here} of {}: {:?}", names.len(), names.last());
+    drop(kernel);
+    end(session.wait());
 }
 
 /// A session with a deadline of 400 ms, which a request that needs no device rarely exceeds.
