@@ -180,8 +180,8 @@ fn uncached_read_leaves_both_caches_as_they_were() {
             let requests = fills(&place) - requests;
             assert_eq!(sum, same, "cache={mode}, {way}");
             let most = len as u64 / READ_AHEAD * 5 / 4 + 16;
-            // A file of 24 MiB is opened past the kernel's cache by these modes, and the ioctl finds
-            // it so: each read is a request.
+            // A file of 24 MiB is opened past the kernel's cache by these modes, and the ioctl
+            // finds it so: each read is a request.
             let is_past = way == "ioctl" && mode != "kernel";
             assert_eq!(requests == 0, is_past, "cache={mode}, {way}: {requests} requests");
             assert!(requests <= most, "cache={mode}, {way}: {requests} requests");
