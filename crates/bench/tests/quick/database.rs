@@ -87,6 +87,9 @@ pub fn check_pgbench(json: &Value) {
             let name = format!("pgbench_{load}_forebay_uncached{what}_beside_vs_alone");
             check_ratios(json, &[&name]);
         }
+        for what in ["alone_vs_xfs", "cpu_per_byte_vs_xfs", "tables_lost_percent"] {
+            check_ratios(json, &[&format!("pgbench_{load}_forebay_uncached_{what}")]);
+        }
     }
     check_rows(
         json,

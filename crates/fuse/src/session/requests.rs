@@ -123,7 +123,7 @@ impl Shared {
         match work {
             Ok(None) => {}
             Ok(Some(work)) => {
-                let waits = waits_for_device_only(code) && false;
+                let waits = waits_for_device_only(code);
                 self.start(core, header.unique, work, &mut own.request, waits);
             }
             Err(e) => self.refuse(&header, &e),
