@@ -7,6 +7,7 @@ use super::dio::{Decision, Dio, Possible};
 use super::gate::Gate;
 use super::kind::{Kind, size_of};
 use super::length::Length;
+use super::lock::unlock;
 use super::need::Need;
 use super::options::DirectIo;
 use crate::bdev::{Limits, StableWrites};
@@ -73,9 +74,7 @@ impl Drop for Inner {
         }
         let direct = self.dio.as_ref().ok().and_then(|dio| dio.fd.get());
         for fd in direct.into_iter().chain([&self.buffered]) {
-            if let Err(e) = sys::unlock_file(fd.as_fd()) {
-                log::warn!("{}: its lock is not released: {e}", self.path.display());
-            }
+            unlock(&self.path, fd);
         }
     }
 }

@@ -76,6 +76,14 @@ pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<(
     }
 }
 
+/// Releases what this process has locked: the descriptors that children of fork(2) have keep the
+/// lock otherwise (file.F1).
+pub(super) fn unlock(path: &Path, fd: &OwnedFd) {
+    if let Err(e) = sys::unlock_file(fd.as_fd()) {
+        log::warn!("{}: its lock is not released: {e}", path.display());
+    }
+}
+
 /// A living process that has the file open with a conflicting lock, and its name, as far as /proc
 /// shows it.
 fn holder(fd: &OwnedFd, exclusive: bool) -> Option<(u32, String)> {

@@ -5,13 +5,13 @@ use super::gate::Gate;
 use super::inner::Inner;
 use super::kind::{Below, Kind, size_of};
 use super::length::Length;
-use super::lock::lock;
+use super::lock::{lock, unlock};
 use super::need::Need;
 use super::options::FileOptions;
 use crate::check::SECTOR;
 use forebay_base::{Error, ErrorKind, Result};
-use rustix::fs::{FileType, Mode, OFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
@@ -22,18 +22,10 @@ impl Inner {
         let stat = rustix::fs::fstat(&fd).map_err(|e| Error::from_io("open", e.into()))?;
         let kind = kind_of(FileType::from_raw_mode(stat.st_mode))?;
         lock(path, &fd, options)?;
-        let resized = resize_new(&fd, kind, options, resized)?;
-        let file_size = size_of(fd.as_fd(), kind)?;
-        let Some(after) = file_size.checked_sub(options.offset) else {
-            let text = format!("offset {} lies beyond its end at {file_size}", options.offset);
-            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
-        };
-        let below = Below::of(fd.as_fd(), kind, &stat);
+        let found = Found::look(fd.as_fd(), kind, &stat, options, resized);
+        let Found { resized, file_size, after, below } =
+            found.inspect_err(|_| unlock(path, &fd))?;
         let wanted = options.logical_block;
-        if wanted != 0 && !(wanted.is_power_of_two() && (SECTOR..=4096).contains(&wanted)) {
-            let text = format!("logical block {wanted}: a power of two from 512 to 4096");
-            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
-        }
         let dio = direct(path, fd.as_fd(), &below, options);
         let natural = if kind == Kind::Block { below.logical } else { SECTOR };
         let file = Self {
@@ -74,6 +66,40 @@ impl Inner {
     }
 }
 
+/// What a file that is locked has below it.
+struct Found {
+    /// It was given its size.
+    resized: bool,
+    file_size: u64,
+    /// Bytes from the offset of the options to its end.
+    after: u64,
+    below: Below,
+}
+
+impl Found {
+    /// Gives a new file its size, and checks the options.
+    fn look(
+        fd: BorrowedFd<'_>,
+        kind: Kind,
+        stat: &Stat,
+        options: &FileOptions,
+        is_new: bool,
+    ) -> Result<Self> {
+        let resized = resize_new(fd, kind, options, is_new)?;
+        let file_size = size_of(fd, kind)?;
+        let Some(after) = file_size.checked_sub(options.offset) else {
+            let text = format!("offset {} lies beyond its end at {file_size}", options.offset);
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        };
+        let wanted = options.logical_block;
+        if wanted != 0 && !(wanted.is_power_of_two() && (SECTOR..=4096).contains(&wanted)) {
+            let text = format!("logical block {wanted}: a power of two from 512 to 4096");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        }
+        Ok(Self { resized, file_size, after, below: Below::of(fd, kind, stat) })
+    }
+}
+
 fn kind_of(file_type: FileType) -> Result<Kind> {
     match file_type {
         FileType::RegularFile => Ok(Kind::Regular),
@@ -111,12 +137,12 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
 }
 
 /// Gives a new or empty file its size; whether it did.
-fn resize_new(fd: &OwnedFd, kind: Kind, options: &FileOptions, new: bool) -> Result<bool> {
+fn resize_new(fd: BorrowedFd<'_>, kind: Kind, options: &FileOptions, new: bool) -> Result<bool> {
     let Some(size) = options.create_size.filter(|_| kind == Kind::Regular && !options.read_only)
     else {
         return Ok(false);
     };
-    if !new && size_of(fd.as_fd(), kind)? != 0 {
+    if !new && size_of(fd, kind)? != 0 {
         return Ok(false);
     }
     rustix::fs::ftruncate(fd, size).map_err(|e| Error::from_io("create", e.into()))?;
