@@ -19,8 +19,8 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 type Hook = Box<dyn FnMut(&str) + Send>;
@@ -149,4 +149,59 @@ fn f1_open_that_fails_leaves_no_lock_to_a_child() {
     let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };
     FileDevice::open(&path, &none, &engine).unwrap();
     drop(of_child);
+}
+
+/// A child of fork(2), with the number of this process, closes its copy of the device: the only
+/// reference there.
+fn closed_by_a_child(device: Arc<FileDevice>) -> Arc<FileDevice> {
+    // SAFETY: the child closes a file and ends by _exit(2). The memory allocator has handlers of
+    // fork(2), so its locks are free.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let is_same_number = std::process::id() == 1;
+        drop(device);
+        // SAFETY: no argument is a pointer; nothing of the parent is run.
+        unsafe { libc::_exit(i32::from(!is_same_number)) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is a place for a number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "it is the first process of its PID namespace, too");
+    device
+}
+
+/// Runs in the first process of a PID namespace.
+fn child_with_the_same_number_closes_a_file() {
+    let path = path("numbers");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let engine = Engine::new(Aio::Threads).unwrap();
+    let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };
+    let device = FileDevice::open(&path, &none, &engine).unwrap();
+    // SAFETY: no argument is a pointer; it concerns the children of this thread.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
+    let device = closed_by_a_child(device);
+    let refused = FileDevice::open(&path, &none, &engine).err().expect("the lock is the parent's");
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    drop(device);
+    FileDevice::open(&path, &none, &engine).unwrap();
+}
+
+/// The story: the first process of a container opens a file and makes a container of its own. The
+/// first process of that closes its copy of the file, and has the same number.
+#[test]
+fn f1_child_with_the_number_of_its_parent_leaves_the_lock() {
+    const INNER: &str = "FOREBAY_TEST_FIRST_PROCESS";
+    if std::env::var_os(INNER).is_some() {
+        return child_with_the_same_number_closes_a_file();
+    }
+    if !common::requires("root, for a PID namespace", common::is_root()) {
+        return;
+    }
+    let mut inner = std::process::Command::new("unshare");
+    inner.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap()).env(INNER, "1");
+    inner.args(["--exact", "f1_child_with_the_number_of_its_parent_leaves_the_lock"]);
+    let done = inner.output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -12,6 +12,7 @@ use super::need::Need;
 use super::options::DirectIo;
 use crate::bdev::{Limits, StableWrites};
 use crate::sys::{self, MAX_SEGMENTS, MAX_TRANSFER};
+use forebay_base::fork::Process;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::Advice;
 use std::io;
@@ -59,7 +60,7 @@ pub(crate) struct Inner {
     /// A synchronous write failed with an error that the next flush has to report as well.
     pub(crate) unreported_error: AtomicBool,
     /// The process that opened it.
-    pub(crate) opener: u32,
+    pub(crate) opener: Process,
     /// Dropped last: see [`super::FileDevice::until_closed`].
     pub(crate) until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
@@ -69,7 +70,7 @@ pub(crate) struct Inner {
 /// parent's.
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.opener != std::process::id() {
+        if self.opener != Process::current() {
             return;
         }
         let direct = self.dio.as_ref().ok().and_then(|dio| dio.fd.get());

@@ -140,6 +140,7 @@ fn is_living(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_base::fork::Process;
 
     #[test]
     fn fdinfo_of_kernel_format_is_parsed() {
@@ -163,7 +164,7 @@ mod tests {
             let mut file = Inner::open(&path, &options).unwrap();
             let copy = file.buffered.try_clone().unwrap();
             if is_child {
-                file.opener = 0;
+                file.opener = Process::default();
             }
             drop(file);
             let again = Inner::open(&path, &options).map(drop);

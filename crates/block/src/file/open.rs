@@ -9,6 +9,7 @@ use super::lock::{lock, unlock};
 use super::need::Need;
 use super::options::FileOptions;
 use crate::check::SECTOR;
+use forebay_base::fork::Process;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,7 +58,7 @@ impl Inner {
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
             unreported_error: AtomicBool::new(false),
-            opener: std::process::id(),
+            opener: Process::current(),
             until_closed: OnceLock::new(),
         };
         let possible = file.dio.as_ref().map(drop).map_err(String::clone);
