@@ -12,6 +12,7 @@ use crate::check::SECTOR;
 use forebay_base::fork::Process;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -125,15 +126,34 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
     // O_EXCL on a block device that is mounted, or part of another one, fails.
     flags.set(OFlags::EXCL, is_block && !options.read_only);
     flags.set(OFlags::NOFOLLOW, options.no_follow);
-    let mode = Mode::from_raw_mode(0o644);
-    let fail = |e: rustix::io::Errno| Error::from_io("open", e.into());
-    match rustix::fs::open(path, flags, mode) {
-        Err(rustix::io::Errno::NOENT) if options.create_size.is_some() && !options.read_only => {
-            let fd = rustix::fs::open(path, flags | OFlags::CREATE, mode).map_err(fail)?;
+    let fail = |e: Errno| Error::from_io("open", e.into());
+    match open_at_once(path, flags, is_block) {
+        Err(Errno::NOENT) if options.create_size.is_some() && !options.read_only => {
+            let fd = open_at_once(path, flags | OFlags::CREATE, is_block).map_err(fail)?;
             Ok((fd, true))
         }
-        Err(rustix::io::Errno::LOOP) if options.no_follow => Err(super::identity::link_refused()),
+        Err(Errno::LOOP) if options.no_follow => Err(super::identity::link_refused()),
         other => other.map(|fd| (fd, false)).map_err(fail),
+    }
+}
+
+/// Opens a path that was no FIFO a moment ago, and may lead to one by now: does not wait for the
+/// other end, and leaves it to the caller to refuse it. A block device is opened as it is: with
+/// O_NONBLOCK some open without a medium.
+fn open_at_once(path: &Path, flags: OFlags, is_block: bool) -> rustix::io::Result<OwnedFd> {
+    let open = |more| rustix::fs::open(path, flags | more, Mode::from_raw_mode(0o644));
+    if is_block {
+        return open(OFlags::empty());
+    }
+    match open(OFlags::NONBLOCK) {
+        // Another process has a lease on the file: this waits until it is given back.
+        Err(Errno::AGAIN) => open(OFlags::empty()),
+        Ok(fd) => {
+            // The ring would return EAGAIN to requests on the file.
+            rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
+            Ok(fd)
+        }
+        failed => failed,
     }
 }
 
