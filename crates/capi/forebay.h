@@ -860,7 +860,8 @@ int fby_volume_create(const char *image, const fby_volume_config *config, size_t
 
 /**
  * Opens a volume on a cache, and recovers it first if it was not closed. -EBUSY if another process
- * or cache has it open, or this one has; -EUCLEAN if it is damaged.
+ * or cache has it open, or this one has, or if another call opens or closes it for 30 s; -EUCLEAN
+ * if it is damaged.
  *
  * # Safety
  * `cache` is an open cache, `image` a string, `how` has `how_size` bytes, `volume` is a place for

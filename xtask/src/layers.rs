@@ -136,7 +136,7 @@ const RULES: &[Rule] = &[
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], TESTKIT, true),
     rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], TESTKIT, true),
     rule("forebay", BELOW_FACADE, APPARATUS, true),
-    rule("forebay-capi", &["forebay"], &["forebay-block"], false),
+    rule("forebay-capi", &["forebay-base", "forebay"], &["forebay-block"], false),
     rule("forebay-redb", &["forebay"], &[], true),
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),

@@ -4,9 +4,37 @@
 #include <string.h>
 #include <unistd.h>
 
+/*
+ * The cache accepts a log of any size, and only its sync finds that the host has no space. The
+ * transaction is refused then, but all its frames are in the cache, the one with the commit mark
+ * too. They stay dirty: each later sync would fail by them, and they may still get space. The next
+ * recovery of the log, in this process or after its end, would commit what was refused then. So
+ * nothing behind the last committed frame may stay. It is cut:
+ *
+ *  - by the failed sync, if the index tells where that frame ends;
+ *  - else by the next write. SQLite syncs a log at the end of a transaction, after a new header,
+ *    and before a checkpoint. So that write is the first one of a transaction, or that header
+ *    again. It comes behind the last committed frame, or at the start of a log that is in the
+ *    database as a whole;
+ *  - or by the close, at `begun`, if the index is memory of SQLite. That is so with
+ *    locking_mode=EXCLUSIVE from the first access on, and no other connection writes the log then.
+ */
+static int drop_refused(File *file, sqlite3_int64 offset) {
+    int result = fby_ftruncate(file->file, offset);
+    if (result < 0)
+        return failed(file, result, SQLITE_IOERR_WRITE, file->name);
+    /* The cache has tried to write these frames since the sync. It reports that here, once. */
+    result = fby_fdatasync(file->file);
+    if (result < 0 && result != -ENOSPC && result != -EDQUOT && result != -EFBIG)
+        return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
+    return SQLITE_OK;
+}
+
 static int close_file(sqlite3_file *base) {
     File *file = (File *)base;
     int result = SQLITE_OK;
+    if (file->database)
+        file->database->log = NULL;
     /*
      * After fork(2) this is a copy of what the parent still uses: pins, locks, index, name of a
      * journal.
@@ -16,6 +44,8 @@ static int close_file(sqlite3_file *base) {
     fetch_end_all(file);
     shm_unmap(base, 0);
     lock_release(base, SQLITE_LOCK_NONE);
+    if (file->has_refused && file->begun >= 0)
+        drop_refused(file, file->begun);
     if (file->file)
         result = store_close(file);
     else
@@ -48,30 +78,24 @@ static int read_file(sqlite3_file *base, void *buf, int bytes, sqlite3_int64 off
     return SQLITE_IOERR_SHORT_READ;
 }
 
-/*
- * The cache accepts a log of any size, and only its sync finds that the host has no space. The
- * transaction is refused then, but its frames stay dirty, and each later sync would fail by them.
- * SQLite syncs a log at the end of a transaction, after a new header, and before a checkpoint. So
- * the next write is the first one of a transaction, or that header again. It comes behind the last
- * committed frame, or at the start of a log that is in the database as a whole. Nothing behind it
- * is needed.
- */
-static int drop_refused(File *file, sqlite3_int64 offset) {
-    int result = fby_ftruncate(file->file, offset);
-    if (result < 0)
-        return failed(file, result, SQLITE_IOERR_WRITE, file->name);
-    /* The cache has tried to write these frames since the sync. It reports that here, once. */
-    result = fby_fdatasync(file->file);
-    if (result < 0 && result != -ENOSPC && result != -EDQUOT && result != -EFBIG)
-        return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
-    file->has_refused = 0;
+/* Before a write: cuts what is in its way, and notes where the transaction begins. */
+static int begin_write(File *file, sqlite3_int64 offset) {
+    if (file->has_refused) {
+        int result = drop_refused(file, offset);
+        if (result != SQLITE_OK)
+            return result;
+        file->has_refused = 0;
+        file->begun = -1;
+    }
+    if (file->database && !file->database->has_shm && (file->begun < 0 || offset < file->begun))
+        file->begun = offset;
     return SQLITE_OK;
 }
 
 static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
     File *file = (File *)base;
     struct iovec rest = {(void *)(uintptr_t)buf, (size_t)bytes};
-    int result = file->has_refused ? drop_refused(file, offset) : SQLITE_OK;
+    int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
     if (result != SQLITE_OK)
         return result;
     while (rest.iov_len > 0) {
@@ -94,24 +118,43 @@ static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
 }
 
 /*
+ * The sync of a log failed. The next write cuts it again: frames that are committed, and that the
+ * cache could not write since, are reported once more.
+ */
+static void refuse(File *file) {
+    const int sync_errno = file->last_errno;
+    sqlite3_int64 end = file->database ? shm_end_of_log(file->database) : -1;
+    file->has_refused = 1;
+    if (end >= 0)
+        drop_refused(file, end);
+    file->last_errno = sync_errno;
+}
+
+/*
  * fdatasync: SQLite needs no times. A new file also needs its name durable, or its content is lost
  * with the name: a journal that is lost that way leaves a database half changed.
  */
-static int sync_file(sqlite3_file *base, int flags) {
-    File *file = (File *)base;
+static int sync_with_name(File *file) {
     int result = fby_fdatasync(file->file);
-    (void)flags;
-    file->has_refused = result < 0 && file->is_log;
     if (result < 0)
         return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
-    if (file->sync_directory) {
-        result = store_sync_directory(file->name);
-        if (result != SQLITE_OK)
-            return result;
+    if (!file->sync_directory)
+        return SQLITE_OK;
+    result = store_sync_directory(file->name);
+    if (result == SQLITE_OK) {
         file->sync_directory = 0;
         store_note_journal(file->name, 1);
     }
-    return SQLITE_OK;
+    return result;
+}
+
+static int sync_file(sqlite3_file *base, int flags) {
+    File *file = (File *)base;
+    int result = sync_with_name(file);
+    (void)flags;
+    if (result != SQLITE_OK && file->is_log && !store_is_parents(file))
+        refuse(file);
+    return result;
 }
 
 static int file_size(sqlite3_file *base, sqlite3_int64 *size) {
@@ -145,6 +188,15 @@ static void limit_fetches(File *file, sqlite3_int64 *limit) {
     *limit = before;
 }
 
+/*
+ * What the connection has written to its log is committed, or in the database. Not so if the log
+ * holds a transaction that was refused: then the connection has written nothing since.
+ */
+static void end_transaction(const File *database) {
+    if (database->log && !database->log->has_refused)
+        database->log->begun = -1;
+}
+
 static int control(sqlite3_file *base, int what, void *with) {
     File *file = (File *)base;
     switch (what) {
@@ -153,6 +205,10 @@ static int control(sqlite3_file *base, int what, void *with) {
         return SQLITE_OK;
     case SQLITE_FCNTL_LAST_ERRNO:
         *(int *)with = file->last_errno;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_COMMIT_PHASETWO:
+    case SQLITE_FCNTL_CKPT_START:
+        end_transaction(file);
         return SQLITE_OK;
     case SQLITE_FCNTL_SIZE_HINT:
     case SQLITE_FCNTL_CHUNK_SIZE:

@@ -112,10 +112,17 @@ struct File {
     Process process;
     int level;
     int last_errno;
+    /* Of one connection: the database of a log, and the log of a database. NULL: not open. */
+    File *database, *log;
+    /*
+     * Of a log whose index is memory of SQLite: the lowest byte that its connection has written
+     * since it committed; -1 for none.
+     */
+    sqlite3_int64 begun;
     unsigned shm_shared, shm_exclusive;
     unsigned is_database : 1, sync_directory : 1, delete_on_close : 1;
     unsigned has_shm : 1, persist_wal : 1, powersafe : 1;
-    /* A log whose last sync failed: what it has behind the next write is in the way. */
+    /* A log, and whether a sync of it has failed since its last write: see drop_refused. */
     unsigned is_log : 1, has_refused : 1;
     /* Another process has the file; the connection counts as a user of the cache. */
     unsigned is_waiting : 1;
@@ -205,6 +212,11 @@ int lock_is_reserved(sqlite3_file *base, int *result);
 int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile **memory);
 int shm_lock(sqlite3_file *base, int offset, int count, int flags);
 void shm_barrier(sqlite3_file *base);
+/*
+ * Where the committed frames of the log end; -1 unless the connection may write it now, and has an
+ * index here.
+ */
+sqlite3_int64 shm_end_of_log(const File *database);
 int shm_unmap(sqlite3_file *base, int delete_it);
 
 /* fetch.c */

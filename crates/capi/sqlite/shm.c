@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The slot of SQLite's WAL_WRITE_LOCK. */
+#define WRITE_SLOT 1u
+
 static int add_region(Node *node, int bytes) {
     void **regions = realloc(node->regions, sizeof *regions * (size_t)(node->region_count + 1));
     if (!regions)
@@ -104,6 +107,35 @@ int shm_lock(sqlite3_file *base, int offset, int count, int flags) {
         result = lock_exclusive(node, file, offset, count);
     pthread_mutex_unlock(&node->mutex);
     return result;
+}
+
+/*
+ * The index begins with a header of SQLite's file format, in the order of bytes of the machine. Its
+ * number of frames grows only after the sync of a commit, and only the writer changes it.
+ */
+sqlite3_int64 shm_end_of_log(const File *database) {
+    Node *node = database->node;
+    struct {
+        uint32_t version, unused, change;
+        uint8_t is_made, is_big_endian;
+        uint16_t page_size;
+        uint32_t frames;
+    } header = {0, 0, 0, 0, 0, 0, 0};
+    const int is_alone = database->level == SQLITE_LOCK_EXCLUSIVE;
+    const int is_writer = is_alone || database->shm_exclusive & WRITE_SLOT;
+    sqlite3_int64 page;
+    if (!node || !database->has_shm || !is_writer)
+        return -1;
+    pthread_mutex_lock(&node->mutex);
+    if (node->region_count > 0)
+        memcpy(&header, node->regions[0], sizeof header);
+    pthread_mutex_unlock(&node->mutex);
+    if (!header.is_made)
+        return -1;
+    if (!header.frames)
+        return 0;
+    page = header.page_size == 1 ? 65536 : header.page_size;
+    return 32 + header.frames * (24 + page);
 }
 
 /* Orders the plain reads and writes of the index before it with those after it. */

@@ -61,6 +61,19 @@ static int make_new(File *file, int flags, int *exists) {
 }
 
 /*
+ * Joins a log and the database of its connection. A VFS between this one and SQLite has files of
+ * its own, which are left alone.
+ */
+static void join_database(File *log) {
+    sqlite3_file *database = sqlite3_database_file_object(log->name);
+    log->begun = -1;
+    if (database->pMethods != &forebay_methods)
+        return;
+    log->database = (File *)database;
+    log->database->log = log;
+}
+
+/*
  * A connection that only reads opens the file for writing, too, if it may: only then is the lock of
  * the file exclusive, and no other process writes it.
  */
@@ -201,6 +214,8 @@ static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, in
     }
     if (result != SQLITE_OK)
         return result;
+    if (file->is_log)
+        join_database(file);
     base->pMethods = &forebay_methods;
     if ((file->how & O_ACCMODE) == O_RDONLY)
         flags = (flags & ~(SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE)) | SQLITE_OPEN_READONLY;

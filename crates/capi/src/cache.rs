@@ -4,11 +4,11 @@
 
 use crate::border::{border, invalid};
 use crate::flags::only;
-use crate::fork;
 use crate::handle::{Kind, borrow, give, take};
 use crate::sized::{Given, Plain, input, output, place, text};
 use crate::volumes::Volumes;
 use forebay::{Aio, Cache, CacheConfig, Error, ErrorKind, Result};
+use forebay_base::fork;
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 

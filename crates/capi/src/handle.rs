@@ -6,8 +6,8 @@
 //!
 //! No locks.
 
-use crate::fork;
 use forebay::{Error, ErrorKind, Result};
+use forebay_base::fork;
 
 /// A kind of object.
 pub(crate) trait Kind {

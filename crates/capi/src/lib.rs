@@ -2,8 +2,8 @@
 //!
 //! Each function of `forebay.h` is here, in the module of what it works on: [`cache`], [`file`],
 //! [`volume`], [`names`], [`pin`]. What they have in common: [`border`] (results, the last error,
-//! panics), [`handle`] (what the caller holds), [`fork`] (handles of a parent process), [`sized`]
-//! (structs that grow), [`flags`]. `docs/guide/c-library.md` says what may change within `.so.0`.
+//! panics), [`handle`] (what the caller holds, and in which process), [`sized`] (structs that
+//! grow), [`flags`]. `docs/guide/c-library.md` says what may change within `.so.0`.
 //!
 //! Invariants: C1 no panic leaves a function: the caller gets -ENOTRECOVERABLE. C2 every failure
 //! sets the text of `fby_last_error`. A flag, or a byte of a struct, that this version does not
@@ -20,7 +20,6 @@ mod buffers;
 mod cache;
 mod file;
 mod flags;
-mod fork;
 mod handle;
 mod names;
 mod pin;

@@ -164,7 +164,8 @@ fn open(cache: &Arc<OpenCache>, image: *const c_char, given: fby_volume_how) -> 
 }
 
 /// Opens a volume on a cache, and recovers it first if it was not closed. -EBUSY if another process
-/// or cache has it open, or this one has; -EUCLEAN if it is damaged.
+/// or cache has it open, or this one has, or if another call opens or closes it for 30 s; -EUCLEAN
+/// if it is damaged.
 ///
 /// # Safety
 /// `cache` is an open cache, `image` a string, `how` has `how_size` bytes, `volume` is a place for

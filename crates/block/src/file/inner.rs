@@ -7,10 +7,12 @@ use super::dio::{Decision, Dio, Possible};
 use super::gate::Gate;
 use super::kind::{Kind, size_of};
 use super::length::Length;
+use super::lock::unlock;
 use super::need::Need;
 use super::options::DirectIo;
 use crate::bdev::{Limits, StableWrites};
 use crate::sys::{self, MAX_SEGMENTS, MAX_TRANSFER};
+use forebay_base::fork::Process;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::Advice;
 use std::io;
@@ -58,7 +60,7 @@ pub(crate) struct Inner {
     /// A synchronous write failed with an error that the next flush has to report as well.
     pub(crate) unreported_error: AtomicBool,
     /// The process that opened it.
-    pub(crate) opener: u32,
+    pub(crate) opener: Process,
     /// Dropped last: see [`super::FileDevice::until_closed`].
     pub(crate) until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
@@ -68,14 +70,12 @@ pub(crate) struct Inner {
 /// parent's.
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.opener != std::process::id() {
+        if self.opener != Process::current() {
             return;
         }
         let direct = self.dio.as_ref().ok().and_then(|dio| dio.fd.get());
         for fd in direct.into_iter().chain([&self.buffered]) {
-            if let Err(e) = sys::unlock_file(fd.as_fd()) {
-                log::warn!("{}: its lock is not released: {e}", self.path.display());
-            }
+            unlock(&self.path, fd);
         }
     }
 }

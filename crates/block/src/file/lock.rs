@@ -76,6 +76,14 @@ pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<(
     }
 }
 
+/// Releases what this process has locked: the descriptors that children of fork(2) have keep the
+/// lock otherwise (file.F1).
+pub(super) fn unlock(path: &Path, fd: &OwnedFd) {
+    if let Err(e) = sys::unlock_file(fd.as_fd()) {
+        log::warn!("{}: its lock is not released: {e}", path.display());
+    }
+}
+
 /// A living process that has the file open with a conflicting lock, and its name, as far as /proc
 /// shows it.
 fn holder(fd: &OwnedFd, exclusive: bool) -> Option<(u32, String)> {
@@ -132,6 +140,7 @@ fn is_living(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_base::fork::Process;
 
     #[test]
     fn fdinfo_of_kernel_format_is_parsed() {
@@ -155,7 +164,7 @@ mod tests {
             let mut file = Inner::open(&path, &options).unwrap();
             let copy = file.buffered.try_clone().unwrap();
             if is_child {
-                file.opener = 0;
+                file.opener = Process::default();
             }
             drop(file);
             let again = Inner::open(&path, &options).map(drop);

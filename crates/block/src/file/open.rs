@@ -5,13 +5,15 @@ use super::gate::Gate;
 use super::inner::Inner;
 use super::kind::{Below, Kind, size_of};
 use super::length::Length;
-use super::lock::lock;
+use super::lock::{lock, unlock};
 use super::need::Need;
 use super::options::FileOptions;
 use crate::check::SECTOR;
+use forebay_base::fork::Process;
 use forebay_base::{Error, ErrorKind, Result};
-use rustix::fs::{FileType, Mode, OFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
@@ -22,18 +24,10 @@ impl Inner {
         let stat = rustix::fs::fstat(&fd).map_err(|e| Error::from_io("open", e.into()))?;
         let kind = kind_of(FileType::from_raw_mode(stat.st_mode))?;
         lock(path, &fd, options)?;
-        let resized = resize_new(&fd, kind, options, resized)?;
-        let file_size = size_of(fd.as_fd(), kind)?;
-        let Some(after) = file_size.checked_sub(options.offset) else {
-            let text = format!("offset {} lies beyond its end at {file_size}", options.offset);
-            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
-        };
-        let below = Below::of(fd.as_fd(), kind, &stat);
+        let found = Found::look(fd.as_fd(), kind, &stat, options, resized);
+        let Found { resized, file_size, after, below } =
+            found.inspect_err(|_| unlock(path, &fd))?;
         let wanted = options.logical_block;
-        if wanted != 0 && !(wanted.is_power_of_two() && (SECTOR..=4096).contains(&wanted)) {
-            let text = format!("logical block {wanted}: a power of two from 512 to 4096");
-            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
-        }
         let dio = direct(path, fd.as_fd(), &below, options);
         let natural = if kind == Kind::Block { below.logical } else { SECTOR };
         let file = Self {
@@ -65,12 +59,46 @@ impl Inner {
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
             unreported_error: AtomicBool::new(false),
-            opener: std::process::id(),
+            opener: Process::current(),
             until_closed: OnceLock::new(),
         };
         let possible = file.dio.as_ref().map(drop).map_err(String::clone);
         file.set_direct(options.direct_io, possible)?;
         Ok(file)
+    }
+}
+
+/// What a file that is locked has below it.
+struct Found {
+    /// It was given its size.
+    resized: bool,
+    file_size: u64,
+    /// Bytes from the offset of the options to its end.
+    after: u64,
+    below: Below,
+}
+
+impl Found {
+    /// Gives a new file its size, and checks the options.
+    fn look(
+        fd: BorrowedFd<'_>,
+        kind: Kind,
+        stat: &Stat,
+        options: &FileOptions,
+        is_new: bool,
+    ) -> Result<Self> {
+        let resized = resize_new(fd, kind, options, is_new)?;
+        let file_size = size_of(fd, kind)?;
+        let Some(after) = file_size.checked_sub(options.offset) else {
+            let text = format!("offset {} lies beyond its end at {file_size}", options.offset);
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        };
+        let wanted = options.logical_block;
+        if wanted != 0 && !(wanted.is_power_of_two() && (SECTOR..=4096).contains(&wanted)) {
+            let text = format!("logical block {wanted}: a power of two from 512 to 4096");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        }
+        Ok(Self { resized, file_size, after, below: Below::of(fd, kind, stat) })
     }
 }
 
@@ -98,25 +126,44 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
     // O_EXCL on a block device that is mounted, or part of another one, fails.
     flags.set(OFlags::EXCL, is_block && !options.read_only);
     flags.set(OFlags::NOFOLLOW, options.no_follow);
-    let mode = Mode::from_raw_mode(0o644);
-    let fail = |e: rustix::io::Errno| Error::from_io("open", e.into());
-    match rustix::fs::open(path, flags, mode) {
-        Err(rustix::io::Errno::NOENT) if options.create_size.is_some() && !options.read_only => {
-            let fd = rustix::fs::open(path, flags | OFlags::CREATE, mode).map_err(fail)?;
+    let fail = |e: Errno| Error::from_io("open", e.into());
+    match open_at_once(path, flags, is_block) {
+        Err(Errno::NOENT) if options.create_size.is_some() && !options.read_only => {
+            let fd = open_at_once(path, flags | OFlags::CREATE, is_block).map_err(fail)?;
             Ok((fd, true))
         }
-        Err(rustix::io::Errno::LOOP) if options.no_follow => Err(super::identity::link_refused()),
+        Err(Errno::LOOP) if options.no_follow => Err(super::identity::link_refused()),
         other => other.map(|fd| (fd, false)).map_err(fail),
     }
 }
 
+/// Opens a path that was no FIFO a moment ago, and may lead to one by now: does not wait for the
+/// other end, and leaves it to the caller to refuse it. A block device is opened as it is: with
+/// O_NONBLOCK some open without a medium.
+fn open_at_once(path: &Path, flags: OFlags, is_block: bool) -> rustix::io::Result<OwnedFd> {
+    let open = |more| rustix::fs::open(path, flags | more, Mode::from_raw_mode(0o644));
+    if is_block {
+        return open(OFlags::empty());
+    }
+    match open(OFlags::NONBLOCK) {
+        // Another process has a lease on the file: this waits until it is given back.
+        Err(Errno::AGAIN) => open(OFlags::empty()),
+        Ok(fd) => {
+            // The ring would return EAGAIN to requests on the file.
+            rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
+            Ok(fd)
+        }
+        failed => failed,
+    }
+}
+
 /// Gives a new or empty file its size; whether it did.
-fn resize_new(fd: &OwnedFd, kind: Kind, options: &FileOptions, new: bool) -> Result<bool> {
+fn resize_new(fd: BorrowedFd<'_>, kind: Kind, options: &FileOptions, new: bool) -> Result<bool> {
     let Some(size) = options.create_size.filter(|_| kind == Kind::Regular && !options.read_only)
     else {
         return Ok(false);
     };
-    if !new && size_of(fd.as_fd(), kind)? != 0 {
+    if !new && size_of(fd, kind)? != 0 {
         return Ok(false);
     }
     rustix::fs::ftruncate(fd, size).map_err(|e| Error::from_io("create", e.into()))?;

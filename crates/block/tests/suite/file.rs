@@ -7,12 +7,12 @@ use forebay_base::task::block_on;
 use forebay_block::{
     Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{Mode, OFlags, RenameFlags, fcntl_getfl};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 fn engine() -> Engine {
     Engine::new(Aio::Auto).unwrap()
@@ -336,4 +336,54 @@ fn lock_lasts_until_each_writing_descriptor_is_closed() {
         drop(readers);
         drop(open(none.clone()).unwrap());
     }
+}
+
+/// Exchanges the names of a file and a FIFO until it is told to stop, or an open waits. Whether one
+/// did: its other end is opened then, so that it returns.
+fn exchange_until(stop: &AtomicBool, opens: &AtomicU64, file: &Path, fifo: &Path) -> bool {
+    let cwd = rustix::fs::CWD;
+    let (mut seen, mut since) = (0, Instant::now());
+    while !stop.load(Ordering::Acquire) {
+        rustix::fs::renameat_with(cwd, file, cwd, fifo, RenameFlags::EXCHANGE).unwrap();
+        let now = opens.load(Ordering::Acquire);
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        } else if since.elapsed() > Duration::from_secs(20) {
+            for path in [file, fifo] {
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK;
+                let _other_end = rustix::fs::open(path, flags, Mode::empty());
+            }
+            return true;
+        }
+    }
+    false
+}
+
+/// The story: the name of a file led to a FIFO when its kind had been checked and before it was
+/// opened. Without a writer of the FIFO the open waited for ever.
+#[test]
+fn fifo_in_place_of_a_file_is_not_waited_for() {
+    let (file, fifo) = (path("exchanged"), path("exchanged-fifo"));
+    std::fs::write(&file, vec![0; 4096]).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
+    let engine = Engine::new(Aio::Threads).unwrap();
+    let direct_io = DirectIo::Off;
+    let options = FileOptions { read_only: true, direct_io, ..FileOptions::default() };
+    let (stop, opens) = (AtomicBool::new(false), AtomicU64::new(0));
+    let has_waited = std::thread::scope(|s| {
+        let exchange = s.spawn(|| exchange_until(&stop, &opens, &file, &fifo));
+        let mut refused = 0;
+        while opens.fetch_add(1, Ordering::AcqRel) < 20_000 && !exchange.is_finished() {
+            if let Err(error) = FileDevice::open(&file, &options, &engine) {
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+                refused += 1;
+            }
+        }
+        stop.store(true, Ordering::Release);
+        assert!(refused > 0);
+        exchange.join().unwrap()
+    });
+    assert!(!has_waited, "an open waited for the other end of a FIFO");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::remove_file(&fifo).unwrap();
 }

@@ -8,8 +8,10 @@
 #include "sqlite_check.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 
 /* Opens of rollback journals on the cache. */
 static int cached_journals;
@@ -67,7 +69,10 @@ static void log_without_space_is_dropped(const char *folder, const char *uri) {
 static const char large[] = "UPDATE t SET a = 9, b = randomblob(3000)";
 static const char small[] = "UPDATE t SET a = a + 1 WHERE rowid = 1";
 
-/* Each failed sync is reported to the other connections, too: each may be refused once by it. */
+/*
+ * Each failed sync is reported to the other connections, and to the next one, too: each may be
+ * refused once by it.
+ */
 static void commit_after_other(sqlite3 *db) {
     int result = sqlite3_exec(db, small, NULL, NULL, NULL);
     CHECK(result == SQLITE_OK || result == SQLITE_FULL);
@@ -112,6 +117,135 @@ static void small_commits_follow_a_large_one_without_space(const char *uri) {
 }
 
 /*
+ * How a connection begins. The index of its log is memory of the VFS, and with the last line memory
+ * of SQLite.
+ */
+static const char *const modes[] = {
+    "PRAGMA journal_mode=wal; PRAGMA synchronous=full",
+    "PRAGMA journal_mode=wal; PRAGMA synchronous=normal",
+    "PRAGMA journal_mode=wal; PRAGMA synchronous=full; SELECT a FROM t; "
+    "PRAGMA locking_mode=exclusive",
+    "PRAGMA locking_mode=exclusive; PRAGMA journal_mode=wal; PRAGMA synchronous=full",
+    "PRAGMA locking_mode=exclusive; PRAGMA journal_mode=wal; PRAGMA synchronous=normal",
+};
+
+/*
+ * The last close cannot write the log and keeps it. Its next reader finds no commit mark of what
+ * was refused.
+ */
+static void refused_is_not_committed_by_the_next_open(const char *folder, const char *uri,
+                                                      const char *mode) {
+    sqlite3 *db = opened(uri);
+    long long sum;
+    ran(db, mode);
+    sum = number(db, "SELECT sum(a) FROM t");
+    ran(db, small);
+    ran(db, "PRAGMA synchronous=full");
+    IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+    CHECK(sqlite3_get_autocommit(db));
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    ran(db, "BEGIN IMMEDIATE; COMMIT");
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    ran(db, "PRAGMA synchronous=full");
+    ran(db, small);
+    ran(db, small);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 3);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
+ * With synchronous=NORMAL a commit needs no space. A checkpoint that fails refuses no commit: its
+ * frames stay, in the cache, also when the last close cannot write them.
+ */
+static void accepted_is_kept_without_space(const char *folder, const char *uri, const char *mode) {
+    sqlite3 *db = opened(uri);
+    long long sum;
+    ran(db, mode);
+    ran(db, large);
+    ran(db, small);
+    sum = number(db, "SELECT sum(a) FROM t");
+    IS(sqlite3_exec(db, "PRAGMA wal_checkpoint", NULL, NULL, NULL), SQLITE_FULL);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    closed(db);
+    IS(store_has_failed_close(), 1);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    commit_after_other(db);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
+ * A connection rolls back what it has written to the log; another one commits in its place. The
+ * first one's checkpoint fails, and its close cuts nothing.
+ */
+static void close_leaves_the_frames_of_others(const char *folder, const char *uri) {
+    sqlite3 *db = opened(uri), *other = opened(uri);
+    long long sum;
+    ran(db, modes[1]);
+    ran(other, modes[1]);
+    ran(db, small);
+    ran(db, "PRAGMA cache_size=10; BEGIN");
+    ran(db, large);
+    ran(db, "ROLLBACK");
+    ran(other, large);
+    ran(other, small);
+    sum = number(other, "SELECT sum(a) FROM t");
+    IS(sqlite3_exec(db, "PRAGMA wal_checkpoint", NULL, NULL, NULL), SQLITE_FULL);
+    closed(db);
+    ran(other, "PRAGMA cache_size=10");
+    IS(number(other, "SELECT sum(a) FROM t"), sum);
+    CHECK(strcmp(text(other, "PRAGMA integrity_check"), "ok") == 0);
+    closed(other);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    commit_after_other(db);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
+ * A connection is refused a commit, alone, and then lets others in. Its close cuts nothing of what
+ * they have committed in the place of that.
+ */
+static void close_leaves_the_frames_of_those_it_let_in(const char *folder, const char *uri) {
+    sqlite3 *db = opened(uri), *other;
+    long long sum;
+    ran(db, modes[2]);
+    ran(db, small);
+    sum = number(db, "SELECT sum(a) FROM t");
+    IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+    ran(db, "PRAGMA locking_mode=normal");
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    other = opened(uri);
+    ran(other, modes[1]);
+    ran(other, small);
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    closed(db);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    commit_after_other(other);
+    CHECK(strcmp(text(other, "PRAGMA integrity_check"), "ok") == 0);
+    closed(other);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 2);
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
  * The cache has never had a rollback journal of the host. To look for its content there would wait
  * for any process that holds a lock on it.
  */
@@ -125,6 +259,53 @@ static void journal_is_deleted_past_the_cache(const char *uri) {
     closed(db);
 }
 
+static void made_for_a_kill(const char *folder, const char *name, int page) {
+    char sql[40];
+    sqlite3 *db = opened(name);
+    snprintf(sql, sizeof sql, "PRAGMA page_size=%d", page);
+    ran(db, sql);
+    ran(db, "CREATE TABLE t(a, b)");
+    ran(db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<200) "
+            "INSERT INTO t SELECT 0, randomblob(3000) FROM n");
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
+ * The process is killed after the refusal, and after the cache had space and time to write what it
+ * still had. SQLite's own VFS recovers what is there. With psow=0 the sync is within a frame, and
+ * frames with commit marks follow it.
+ */
+static void refused_is_not_committed_after_a_kill(const char *folder, int page, const char *more) {
+    char name[600];
+    sqlite3 *db;
+    int status;
+    pid_t child;
+    snprintf(name, sizeof name, "file:%s/k.db", folder);
+    made_for_a_kill(folder, name, page);
+    child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        strcat(strcat(name, "?vfs=forebay"), more);
+        IS(forebay_sqlite_register(0), SQLITE_OK);
+        db = opened(name);
+        CHECK(strcmp(text(db, "PRAGMA journal_mode=wal"), "wal") == 0);
+        ran(db, "PRAGMA synchronous=full");
+        ran(db, small);
+        IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+        CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+        poll(NULL, 0, 500);
+        IS(raise(SIGKILL), 0);
+    }
+    IS(waitpid(child, &status, 0), child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    db = opened(name);
+    IS(number(db, "SELECT sum(a) FROM t"), 1);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    IS(unlink(in_folder(folder, "k.db")), 0);
+}
+
 int main(int argc, char **argv) {
     char uri[600], journal[600];
     struct stat found;
@@ -133,6 +314,9 @@ int main(int argc, char **argv) {
     CHECK(argc == 2);
     snprintf(uri, sizeof uri, "file:%s/a.db?vfs=forebay", argv[1]);
     snprintf(journal, sizeof journal, "%s/a.db-journal", argv[1]);
+    refused_is_not_committed_after_a_kill(argv[1], 4096, "");
+    refused_is_not_committed_after_a_kill(argv[1], 65536, "");
+    refused_is_not_committed_after_a_kill(argv[1], 4096, "&psow=0");
     IS(forebay_sqlite_register(0), SQLITE_OK);
     db = opened(uri);
     ran(db, "PRAGMA journal_mode=delete; PRAGMA synchronous=full; CREATE TABLE t(a, b)");
@@ -153,6 +337,12 @@ int main(int argc, char **argv) {
     closed(db);
     log_without_space_is_dropped(argv[1], uri);
     small_commits_follow_a_large_one_without_space(uri);
+    for (int i = 0; i < 5; i++)
+        refused_is_not_committed_by_the_next_open(argv[1], uri, modes[i]);
+    accepted_is_kept_without_space(argv[1], uri, modes[1]);
+    accepted_is_kept_without_space(argv[1], uri, modes[4]);
+    close_leaves_the_frames_of_others(argv[1], uri);
+    close_leaves_the_frames_of_those_it_let_in(argv[1], uri);
     journal_is_deleted_past_the_cache(uri);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
