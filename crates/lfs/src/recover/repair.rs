@@ -351,11 +351,19 @@ impl State {
     /// is overwritten or truncated. If a size was removed together with it, that size must be
     /// recorded again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        if self.sync_errors.has(ino, Lost::Run)
-            && let Some(node) = self.nodes.get(ino).filter(|node| !node.regrow)
-        {
-            let data_id = node.inode.data_id;
-            if !self.has_lost(data_id) {
+        if self.sync_errors.has(ino, Lost::Run) {
+            let lacks = match self.nodes.get(ino) {
+                Some(node) => {
+                    let is_recorded = node.published() >= node.inode.size;
+                    let has_size = is_recorded && node.unlogged_size.is_none();
+                    !has_size || self.has_lost(node.inode.data_id)
+                }
+                // A repair may have removed a size since the inode left memory.
+                None => self.map.lost.has_of(ino) || self.sync_errors.has_left_out_of(ino),
+            };
+            if !lacks {
+                // A checkpoint that corrected the size while content was lost has set it.
+                self.nodes.update(ino, |node| node.regrow = false);
                 self.sync_errors.remove(ino, Lost::Run);
             }
         }
