@@ -4,7 +4,7 @@
 //!
 //! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
 //! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
-//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last two
+//! before is counted and not refused. P12 data never takes the last two
 //! segments ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that
 //! the log continues while two checkpoints make it shorter. The other is only for an opening, the
 //! mark of a checkpoint, and a log that failed. P13 there is also space for the nodes of the next

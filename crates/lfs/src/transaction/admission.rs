@@ -125,11 +125,11 @@ impl State {
     /// overwrites (capacity.P25).
     pub fn fits(&self, ask: &Ask, need: Need) -> bool {
         let has_capacity = || need != Need::New || self.has_capacity(ask.content, ask.growth);
-        need == Need::Outstanding || self.balance(ask).fits(need, ask) && has_capacity()
+        self.balance(ask).fits(need, ask) && has_capacity()
     }
 
-    /// Grants space of the log. If there is none, it first closes all windows, so that their
-    /// segments may become free (alloc.A13).
+    /// Grants what is asked for, except content. If there is no space, it first closes all windows,
+    /// so that their segments may become free (alloc.A13).
     pub fn grant(&mut self, ask: &Ask, need: Need) -> Result<Grant> {
         if !self.fits(ask, need) {
             self.room.return_all(&mut self.space);
@@ -139,7 +139,7 @@ impl State {
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
         }
-        Ok(self.space.ledger.grant(ask.log))
+        Ok(self.space.ledger.grant(ask))
     }
 
     /// Whether content may go into the log: there is so much space that the log's segments need not
