@@ -82,7 +82,7 @@ impl OpenFiles {
     /// another request had taken the space.
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
-        self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
+        self.state.lock().kept_by(bytes, Class::Direct, over).is_ok()
     }
 }
 

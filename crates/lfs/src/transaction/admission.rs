@@ -124,8 +124,13 @@ impl State {
     /// Whether `need` gets what it asks for. New content and new names also leave enough for
     /// overwrites (capacity.P25).
     pub fn fits(&self, ask: &Ask, need: Need) -> bool {
+        self.fits_in(&self.balance(ask), ask, need)
+    }
+
+    /// [`Self::fits`], with the claims that include what is asked for.
+    fn fits_in(&self, balance: &Balance, ask: &Ask, need: Need) -> bool {
         let has_capacity = || need != Need::New || self.has_capacity(ask.content, ask.growth);
-        self.balance(ask).fits(need, ask) && has_capacity()
+        balance.fits(need, ask) && has_capacity()
     }
 
     /// Grants what is asked for, except content. If there is no space, it first closes all windows,
@@ -195,17 +200,18 @@ impl State {
         self.space_levels().iter().zip(before).any(|(now, before)| now > before)
     }
 
-    /// Refuses a direct write that would take space of accepted content (admission.P22). `over`: it
-    /// overwrites stored content.
-    pub fn check_direct(&self, bytes: u64, class: Class, over: bool) -> Result<()> {
+    /// The free segments that `bytes` bytes of content leave alone. Refuses a direct write that
+    /// would take space of accepted content (admission.P22). `over`: it overwrites stored content.
+    pub fn kept_by(&self, bytes: u64, class: Class, over: bool) -> Result<Kept> {
         if class != Class::Direct {
-            return Ok(());
+            return Ok(self.kept());
         }
-        let need = if over { Need::Overwrite } else { Need::New };
-        if !self.has_room(bytes, need) {
+        let (ask, need) = (Ask::content(bytes), if over { Need::Overwrite } else { Need::New });
+        let balance = self.balance(&ask);
+        if !self.fits_in(&balance, &ask, need) {
             let text = format!("{bytes} bytes, room for {}", self.data_room(need));
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        Ok(())
+        Ok(balance.kept())
     }
 }
