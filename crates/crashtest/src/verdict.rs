@@ -331,7 +331,7 @@ fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<(
             continue;
         }
         let bad = all.unreadable.get(here);
-        let lowest = lowest(past, *ino, step);
+        let lowest = lowest(setup, past, *ino, step);
         let versions: Vec<(usize, &[u8])> = (lowest..=past.progress.begun)
             .filter_map(|n| moments[n].files().inodes.get(ino).map(|content| (n, &content[..])))
             .collect();
@@ -344,10 +344,15 @@ fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<(
 }
 
 /// The oldest version that a file may have.
-fn lowest(past: Past<'_>, ino: u64, step: usize) -> usize {
+fn lowest(setup: &Setup, past: Past<'_>, ino: u64, step: usize) -> usize {
     let syncs = past.syncs.iter().filter(|(of, _)| of.is_none_or(|of| of == ino));
     let synced = syncs.map(|(_, steps)| *steps).max().unwrap_or(0);
-    let any = past.syncs.iter().map(|(_, steps)| *steps).max().unwrap_or(0);
+    // A device that fails may refuse the content of a closed file. Then syncs of other files do not
+    // cover it.
+    let takes_all = setup.failing.is_empty() && setup.host_bytes.is_none();
+    let covers = |of: &Option<u64>| takes_all || of.is_none_or(|of| of == ino);
+    let any = past.syncs.iter().filter(|(of, _)| covers(of)).map(|(_, steps)| *steps);
+    let any = any.max().unwrap_or(0);
     let closed = past.script.closed.iter().filter(|(of, at)| *of == ino && *at <= any);
     let closed = closed.map(|(_, at)| *at).max().unwrap_or(0);
     let replaced = past.script.replacing.iter().filter(|(of, by)| *of == ino && *by < step);

@@ -4,7 +4,7 @@
 //!
 //! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
 //! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
-//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last two
+//! before is counted and not refused. P12 data never takes the last two
 //! segments ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that
 //! the log continues while two checkpoints make it shorter. The other is only for an opening, the
 //! mark of a checkpoint, and a log that failed. P13 there is also space for the nodes of the next
@@ -59,6 +59,8 @@ pub(crate) struct Space {
     log_left: u64,
     /// The open log segment.
     log: Option<u32>,
+    /// A free segment to which a repair writes, to learn whether the device takes writes.
+    probed: Option<u32>,
     /// Bytes written since the last freeze.
     written: Bytes,
     frozen_bytes: u64,
@@ -83,6 +85,7 @@ impl Space {
             nodes_taken: 0,
             log_left: 0,
             log: None,
+            probed: None,
             written: Bytes::default(),
             frozen_bytes: 0,
             fruitless: 0,
@@ -204,6 +207,20 @@ impl Space {
     pub fn give_back_log(&mut self, segment: u32) {
         self.segments.give_back(segment);
         self.log = self.log.filter(|open| *open != segment);
+    }
+
+    /// Takes a free segment for the write by which a repair learns whether the device takes any.
+    pub fn take_probed(&mut self) -> Result<u32> {
+        let taken = self.segments.take(Stream::Log)?;
+        self.probed = Some(taken);
+        Ok(taken)
+    }
+
+    /// Frees the segment of [`Self::take_probed`]. The device has ended its write.
+    pub fn give_back_probed(&mut self) {
+        if let Some(segment) = self.probed.take() {
+            self.segments.give_back(segment);
+        }
     }
 
     /// Notes that content of files goes into the open log segment.

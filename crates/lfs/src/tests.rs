@@ -25,6 +25,7 @@ mod golden;
 mod grow;
 mod held_back;
 mod hostile;
+mod kept_segments;
 mod late;
 mod limits;
 mod lock_count;

@@ -354,8 +354,7 @@ impl Cleaner {
         if short > state.clean_segments() {
             return None;
         }
-        let mut grant = state.grant(&Ask::log(cost, growth), Need::Urgent).ok()?;
-        state.space.ledger.hold(&mut grant, (0, 0), growth);
+        let grant = state.grant(&Ask::log(cost, growth), Need::Urgent).ok()?;
         let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
         'all: for live in live {
             let mut skip = 0;
@@ -441,7 +440,7 @@ impl Cleaner {
             changes.push(Change::Map(live.data_id, live.block, extent));
         }
         // Space for it was reserved together with its places.
-        state.append_with(&changes, Content::default(), Need::Outstanding)?;
+        state.append_with(&changes, Content::default(), None)?;
         // Moved content was counted when it was written. It must not count as new again.
         state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)

@@ -302,7 +302,7 @@ impl FileOps {
         let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
         content.share = state.reservations.contains(key).then_some(key);
         // Published content was admitted when its space was reserved.
-        state.append_with(&changes, content, Need::Outstanding)?;
+        state.append_with(&changes, content, None)?;
         let body = state.queue.last().map_or(0, |record| record.body.len() - joined);
         state.room.stats.record_bytes += body as u64;
         Ok(())

@@ -8,6 +8,7 @@
 
 use crate::space::alloc::AllocMode;
 use crate::space::alloc::strategy::{Request, push};
+use crate::space::ledger::Kept;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::units::{round_down, round_up};
@@ -42,9 +43,15 @@ impl Taken<'_> {
 }
 
 impl Resources {
-    fn request<'a>(&self, state: &'a mut State, ino: u64, run: &Range<u64>) -> Result<Request<'a>> {
+    fn request<'a>(
+        &self,
+        state: &'a mut State,
+        ino: u64,
+        run: &Range<u64>,
+        kept: Kept,
+    ) -> Result<Request<'a>> {
         let who = state.who(ino, self.world.now())?;
-        let (stream, kept) = (state.room.windows.stream(ino, run.start), state.kept());
+        let stream = state.room.windows.stream(ino, run.start);
         let State { room, space, .. } = state;
         Ok(Request { who, run: run.clone(), stream, kept, room, space })
     }
@@ -59,14 +66,12 @@ impl Resources {
         let mut taken = Taken { resources: self, places: Vec::new() };
         let mut state = self.state.lock();
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
-        if let Err(error) = state.check_direct(bytes, class, over) {
-            drop(state);
-            return Err(error);
-        }
+        // No claim changes while data is given out, so one look suffices for all runs.
+        let kept = state.kept_by(bytes, class, over)?;
         state.room.stats.holds += 1;
         for run in runs {
             let done = self
-                .request(&mut state, ino, run)
+                .request(&mut state, ino, run, kept)
                 .and_then(|mut request| request.take(&self.layout, &mut taken.places));
             if let Err(error) = done {
                 // Dropping `taken` takes the lock.
@@ -88,7 +93,9 @@ impl Resources {
         let block = self.layout.block_bytes();
         let run = round_down(range.start, block)..round_up(range.end, block);
         let mut state = self.state.lock();
-        let done = self.request(&mut state, ino, &run).and_then(|mut request| request.announce());
+        let kept = state.kept();
+        let request = self.request(&mut state, ino, &run, kept);
+        let done = request.and_then(|mut request| request.announce());
         if let Err(error) = done {
             // Write-back tries again.
             log::debug!("inode {ino}: no window: {error}");
@@ -140,8 +147,7 @@ impl Resources {
         let data_id = node.inode.data_id;
         let there = state.map.overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
         std::hint::black_box(there.is_some_and(|found| found.is_ok()));
-        state.check_direct(block, class, over)?;
-        let kept = state.kept();
+        let kept = state.kept_by(block, class, over)?;
         let State { room, space, .. } = &mut *state;
         room.stats.holds += 1;
         let run = room.anything(space, kept, block)?;

@@ -82,7 +82,7 @@ impl OpenFiles {
     /// another request had taken the space.
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
-        self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
+        self.state.lock().kept_by(bytes, Class::Direct, over).is_ok()
     }
 }
 
@@ -148,7 +148,7 @@ impl FileOps {
     }
 
     /// Log space for records of these runs, if each part gets a record of its own.
-    fn promise_of(&self, files: &OpenFiles, places: &[Place], staged: bool) -> u64 {
+    fn log_cost_of(&self, files: &OpenFiles, places: &[Place], staged: bool) -> u64 {
         let each = |place: &Place| {
             let body = self.changes_of(place).1;
             let parts = if staged { 0 } else { place.len / PART_BYTES };
@@ -159,7 +159,7 @@ impl FileOps {
     }
 
     /// Log space for content that is published at once: its places share records.
-    fn promise_once(&self, files: &OpenFiles, places: &[Place]) -> u64 {
+    fn log_cost_at_once(&self, files: &OpenFiles, places: &[Place]) -> u64 {
         let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
         // Two successive records together exceed `room`; otherwise they would be one.
         let room = files.layout.max_record() / 2;
@@ -178,8 +178,8 @@ impl FileOps {
         let growth = self.growth_of(places);
         let direct = how.class == Class::Direct;
         let cost = match direct {
-            true => self.promise_once(files, places),
-            false => self.promise_of(files, places, staged),
+            true => self.log_cost_at_once(files, places),
+            false => self.log_cost_of(files, places, staged),
         };
         // An uncached write was not accepted before.
         let flying = places.iter().map(|place| place.len).sum();
@@ -194,9 +194,7 @@ impl FileOps {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        let ask = Ask { placed, ..Ask::log(cost, growth) };
-        let mut grant = state.grant(&ask, need)?;
-        state.space.ledger.hold(&mut grant, (placed, flying), growth);
+        let grant = state.grant(&Ask { placed, flying, ..Ask::log(cost, growth) }, need)?;
         if staged {
             state.space.log_takes_content();
         }

@@ -1,7 +1,8 @@
 //! Writes files out: for a sync, before a checkpoint, and to free space.
 //!
 //! Content that was written after a truncation to 0 bytes is *outstanding* once the file is closed:
-//! every sync that begins later writes it before it returns.
+//! every sync that begins later writes it before it returns. If it cannot be written, the syncs of
+//! its file and of the volume fail. A sync of another file makes that file durable all the same.
 //!
 //! A checkpoint without a sync also writes it first (`maintenance.Z15`).
 //!
@@ -107,16 +108,19 @@ impl Unwritten {
 impl OpenFiles {
     /// Makes all changes durable, with outstanding content. The caller returns the error to a
     /// program, without a wait before (sync_errors.E21).
-    pub async fn commit_all(&self, here: bool) -> Result<()> {
+    async fn commit_all(&self) -> Result<()> {
         for _ in 0..OUTSTANDING_ROUNDS {
             // Content of a file that was closed before this call is durable if there is no entry
             // (outstanding.S17). Files that are closed later are not this call's.
             if !self.has_outstanding.is_set() {
-                return self.commit(self.last_ticket(), here).await;
+                return self.commit(self.last_ticket(), false).await;
             }
-            self.write_outstanding_or_fail().await?;
+            let failed = self.write_outstanding().await;
+            if failed.error.is_some() {
+                return self.state.lock().reported(failed);
+            }
             let ticket = self.last_ticket();
-            self.commit(ticket, here).await?;
+            self.commit(ticket, false).await?;
             if self.state.lock().outstanding.settle(ticket) {
                 return Ok(());
             }
@@ -147,31 +151,28 @@ impl OpenFiles {
         self.check_published(ino.0)
     }
 
+    /// Makes all changes durable, for the sync of one inode. Outstanding content of other files
+    /// becomes durable if it can be written; if not, their own syncs fail, and those of the volume.
+    pub async fn commit_for_one(&self, here: bool) -> Result<()> {
+        for _ in 0..OUTSTANDING_ROUNDS {
+            if self.commit_for_flush(here).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes all changes durable, for a flush that perhaps no program waits for. It writes
-    /// outstanding content first. What cannot be written fails the syncs of programs only.
-    async fn commit_for_flush(&self, here: bool) -> Result<()> {
+    /// outstanding content first. What cannot be written fails the syncs of programs only. False:
+    /// outstanding content was lost, and has to be written again.
+    async fn commit_for_flush(&self, here: bool) -> Result<bool> {
         if !self.has_outstanding.is_set() {
-            return self.commit(self.last_ticket(), here).await;
+            return self.commit(self.last_ticket(), here).await.map(|()| true);
         }
         self.write_outstanding_first().await;
         let ticket = self.last_ticket();
         self.commit(ticket, here).await?;
-        self.state.lock().outstanding.settle(ticket);
-        Ok(())
-    }
-
-    /// Writes the outstanding content of all files, for a caller that returns the error to a
-    /// program, without a wait before (sync_errors.E21). If content cannot be written, each sync
-    /// fails until it can.
-    pub async fn write_outstanding_or_fail(&self) -> Result<()> {
-        if !self.has_outstanding.is_set() {
-            return Ok(());
-        }
-        let failed = self.write_outstanding().await;
-        match failed.error {
-            Some(_) => self.state.lock().reported(failed),
-            None => Ok(()),
-        }
+        Ok(self.state.lock().outstanding.settle(ticket))
     }
 
     /// Writes the outstanding content of all files. A file stays outstanding until it is written,
@@ -312,7 +313,7 @@ impl OpenFiles {
         // Released before the files are tidied.
         drop(contents);
         // The commit may find that bytes of earlier uncached writes are lost.
-        let committed = self.commit_all(false).await;
+        let committed = self.commit_all().await;
         let committed = committed.and_then(|()| self.state.lock().check_all_published());
         self.tidy(None, usize::MAX);
         committed.and(result)

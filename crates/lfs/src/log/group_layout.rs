@@ -15,7 +15,7 @@ use crate::format::place::Place;
 use crate::format::record::{RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::FILES_TREE;
-use crate::log::group_plan::{Room, align_of, end_of, room_for};
+use crate::log::group_plan::{Start, align_of, end_of, start_of};
 use crate::log::{Head, Pending};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
@@ -108,11 +108,11 @@ impl<'a> Batch<'a> {
     /// Ensures that the record fits at the head (J13); returns its segment.
     fn segment_for(&mut self, record: &Pending) -> Result<u32> {
         let Head { segment, offset, .. } = self.head;
-        match (segment, room_for(self.layout, segment, offset, record)) {
-            (Some(segment), Room::Here) => Ok(segment),
-            (Some(segment), Room::Begin) => self.open(segment),
-            (segment, room) => {
-                let fits = matches!(room, Room::Next { fits: true });
+        match (segment, start_of(self.layout, segment, offset, record)) {
+            (Some(segment), Start::Here) => Ok(segment),
+            (Some(segment), Start::Begin) => self.open(segment),
+            (segment, start) => {
+                let fits = matches!(start, Start::Next { fits: true });
                 let next = match (self.next(), segment) {
                     // The checkpoint wanted another segment to save space, but there is none.
                     (Err(_), Some(segment)) if fits => return Ok(segment),

@@ -14,7 +14,7 @@ use forebay_base::Result;
 use forebay_base::units::round_up;
 
 /// Where a record can begin.
-pub(crate) enum Room {
+pub(crate) enum Start {
     /// At the head.
     Here,
     /// In the segment of the head, after its header, which has to be written first.
@@ -24,21 +24,21 @@ pub(crate) enum Room {
 }
 
 /// Where `record` can begin, if the log continues at `offset` in `segment` (group_layout.J13).
-pub(crate) fn room_for(
+pub(crate) fn start_of(
     layout: &Layout,
     segment: Option<u32>,
     offset: u32,
     record: &Pending,
-) -> Room {
+) -> Start {
     match segment {
-        None => Room::Next { fits: false },
-        Some(_) if offset == 0 => Room::Begin,
+        None => Start::Next { fits: false },
+        Some(_) if offset == 0 => Start::Begin,
         Some(_) => {
             let end = end_of(layout, offset, record, layout.align);
             let fits = end + layout.next_record() <= layout.segment_bytes();
             match fits && record.cut != Some(true) {
-                true => Room::Here,
-                false => Room::Next { fits },
+                true => Start::Here,
+                false => Start::Next { fits },
             }
         }
     }
@@ -83,10 +83,10 @@ impl GroupPlan {
         let mut plan = Self { segments: Vec::new(), bytes: 0, segment, end };
         let mut start = plan.end;
         for (n, record) in records.iter().enumerate() {
-            match room_for(layout, plan.segment, plan.end, record) {
-                Room::Here => {}
-                Room::Begin => (start, plan.end) = (0, layout.first_record()),
-                Room::Next { fits } => {
+            match start_of(layout, plan.segment, plan.end, record) {
+                Start::Here => {}
+                Start::Begin => (start, plan.end) = (0, layout.first_record()),
+                Start::Next { fits } => {
                     let next = take();
                     plan.segments.push(next.clone());
                     match next {

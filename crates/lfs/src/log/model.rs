@@ -316,7 +316,7 @@ mod tests {
     /// The story: sixteen syncing tasks were all woken for each write and for each flush, which
     /// cost nine thread switches per sync.
     #[test]
-    fn l8_sixteen_who_sync_do_not_wake_each_other() {
+    fn l8_sixteen_syncs_do_not_wake_each_other() {
         let mut state = 1;
         let mut draw = || split_mix(&mut state);
         let (model, waiting) = model();

@@ -164,6 +164,7 @@ impl RecordQueue {
         if runs.any(|run| run.is_in_doubt(flush_failures)) {
             return None;
         }
+        self.move_for_last_cut_only();
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(record) = self.records.front() {
             let payload = record.payload_bytes();
@@ -177,6 +178,14 @@ impl RecordQueue {
             taken.extend(self.records.pop_front());
         }
         Some(taken)
+    }
+
+    /// Lets the log move after the last mark of a checkpoint only. Earlier marks are those of
+    /// checkpoints that failed, and each move would take a segment.
+    fn move_for_last_cut_only(&mut self) {
+        let mut cuts = self.records.iter_mut().rev().filter_map(|record| record.cut.as_mut());
+        cuts.next();
+        cuts.for_each(|moves| *moves = false);
     }
 
     /// Puts records of a group that failed back at the front, where they were (L10).
@@ -289,6 +298,25 @@ mod tests {
         assert_eq!(tickets.last(), None);
         queue.end_change();
         assert_eq!((tickets.last(), queue.last_ticket()), (Some(1), 1), "it failed");
+    }
+
+    /// The log moves after the last mark of a checkpoint, whether that is in the group or not.
+    #[test]
+    fn record_queue_moves_log_for_last_cut_only() {
+        let layout = layout();
+        let mut queue = RecordQueue::new();
+        let cuts = [Some(true), None, Some(false), Some(true), Some(true), None];
+        cuts.into_iter().for_each(|cut| {
+            queue.push(Pending { cut, ..record(0) });
+        });
+        let taken = queue.take_group(&layout, 0).unwrap();
+        let cuts: Vec<_> = taken.iter().map(|record| record.cut).collect();
+        let no = Some(false);
+        assert_eq!(cuts, [no, None, no, no, Some(true), None]);
+        queue.push(Pending { cut: Some(true), ..record(2 << 20) });
+        queue.push(Pending { cut: no, ..record(0) });
+        let taken = queue.take_group(&layout, 0).unwrap();
+        assert_eq!((taken.len(), taken[0].cut), (1, no), "a later one is queued");
     }
 
     /// A joined record has the ticket of the record that it is joined to.

@@ -86,11 +86,8 @@ impl Drop for WriteTurn {
             return;
         }
         let mut ctl = self.log.ctl.lock();
-        if let Some(mut group) = self.group.take() {
-            // The segments that the group opened stay allocated as long as the volume is open.
-            group.opened.clear();
-            ctl.groups.push_back(group);
-        }
+        // The repair frees the segments that the group opened, after the last write (log.L9).
+        ctl.groups.extend(self.group.take());
         ctl.repair = true;
         drop(ctl);
         self.log.wake_all();

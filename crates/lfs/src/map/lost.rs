@@ -49,6 +49,11 @@ impl LostBlocks {
         file.owner = ino;
     }
 
+    /// Whether some content of this inode is lost.
+    pub fn has_of(&self, ino: u64) -> bool {
+        self.files.values().any(|lost| lost.owner == ino)
+    }
+
     /// The number of files with lost blocks.
     pub fn file_count(&self) -> usize {
         self.files.len()
@@ -154,8 +159,9 @@ mod tests {
         assert_eq!(ends, [9, 11, 11, 20, 20]);
         lost.add((3, 5), 20..22, 8);
         assert_eq!(lost.end_from(5, 13), 22, "of another birth");
+        assert!(lost.has_of(3) && !lost.has_of(5));
         lost.end(5, 10..u64::MAX, 9);
-        assert!(lost.is_empty() && lost.next(5, 0).is_none());
+        assert!(!lost.has_of(3) && lost.is_empty() && lost.next(5, 0).is_none());
         lost.add((3, 5), 3..4, 1);
         lost.forget(5);
         assert!(lost.is_empty());

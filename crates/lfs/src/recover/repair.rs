@@ -28,7 +28,6 @@ use crate::device::write::write_all;
 use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
-use crate::format::usage::Stream;
 use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::Where;
@@ -92,7 +91,10 @@ impl Resources {
         };
         let mut runs: Vec<Run> = records.iter().flat_map(stale).collect();
         let owners = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
+            // A dropped repair may have left it: the turn of that task ended with its last write
+            // (log.L9).
+            state.space.give_back_probed();
             runs.extend(state.queue.iter().flat_map(stale));
             let places = runs.iter().map(|run| run.at).collect();
             owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
@@ -171,14 +173,14 @@ impl Resources {
     /// Whether the device accepts any write. This writes to a free segment, whose content does not
     /// matter.
     async fn takes_writes(&self, hold: &Hold) -> bool {
-        let Ok(segment) = self.state.lock().space.segments.take(Stream::Log) else { return false };
+        let Ok(segment) = self.state.lock().space.take_probed() else { return false };
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;
         if is_bad(&done) {
             self.writes_failed(&[at]);
         }
-        self.state.lock().space.segments.give_back(segment);
+        self.state.lock().space.give_back_probed();
         done.is_ok()
     }
 
@@ -349,11 +351,19 @@ impl State {
     /// is overwritten or truncated. If a size was removed together with it, that size must be
     /// recorded again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        if self.sync_errors.has(ino, Lost::Run)
-            && let Some(node) = self.nodes.get(ino).filter(|node| !node.regrow)
-        {
-            let data_id = node.inode.data_id;
-            if !self.has_lost(data_id) {
+        if self.sync_errors.has(ino, Lost::Run) {
+            let lacks = match self.nodes.get(ino) {
+                Some(node) => {
+                    let is_recorded = node.published() >= node.inode.size;
+                    let has_size = is_recorded && node.unlogged_size.is_none();
+                    !has_size || self.has_lost(node.inode.data_id)
+                }
+                // A repair may have removed a size since the inode left memory.
+                None => self.map.lost.has_of(ino) || self.sync_errors.has_left_out_of(ino),
+            };
+            if !lacks {
+                // A checkpoint that corrected the size while content was lost has set it.
+                self.nodes.update(ino, |node| node.regrow = false);
                 self.sync_errors.remove(ino, Lost::Run);
             }
         }

@@ -5,17 +5,19 @@
 //!   free segments = nodes | recovery | log | cleaner | removals | accepted content | log content
 //!                 | the rest
 //! ```
-//! The claims are met in this order. A need gets the rest, and the floors that it may use:
+//! The claims are met in this order. A need gets the rest, and the segments of claims that it may
+//! use:
 //!
-//! | need        | uses                    | leaves nodes for                            |
-//! | ----------- | ----------------------- | ------------------------------------------- |
-//! | New         | -                       | the next checkpoints, and removals          |
-//! | Overwrite   | -                       | the next checkpoints, at least those of capacity.P25 |
-//! | Urgent      | removals, log content   | the next checkpoints                        |
-//! | Clean       | cleaner                 | the next checkpoints                        |
-//! | Outstanding | all: it is not refused  | -                                           |
+//! | need      | uses                  | leaves nodes for                                     |
+//! | --------- | --------------------- | ---------------------------------------------------- |
+//! | New       | -                     | the next checkpoints, and removals                   |
+//! | Overwrite | -                     | the next checkpoints, at least those of capacity.P25 |
+//! | Urgent    | removals, log content | the next checkpoints                                 |
+//! | Clean     | cleaner               | the next checkpoints                                 |
 //!
-//! A grant is what one user was promised: it is split, joined, and ended by its owner.
+//! A change that was admitted before, or without which the volume cannot continue, has no need: its
+//! grant is counted and never refused. A grant is space of one user: its owner splits, joins and
+//! ends it.
 //!
 //! Invariants: M17 the sums are those of all grants that have not ended. M18 a record of a
 //! reservation takes log space from its grant first. The order of the claims gives the invariants
@@ -27,16 +29,15 @@ mod grants;
 #[cfg(test)]
 mod model;
 
-pub(crate) use self::grants::{Grant, Ledger};
+pub(crate) use self::grants::{Ask, Grant, Ledger};
 
 use crate::space::Space;
-use crate::space::admission::Growth;
 use crate::space::nodes::NodeRoom;
 use crate::space::stats::HeldBack;
 
-/// The floor for an opening, the mark of a checkpoint, and a log that failed; segments.
+/// The claim for an opening, the mark of a checkpoint, and a log that failed; segments.
 const RECOVERY: u64 = 1;
-/// The floor for records that make space; segments.
+/// The claim for records that make space; segments.
 const REMOVALS: u64 = 1;
 /// Segments that data never takes (space.P12).
 pub(crate) const KEPT_SEGMENTS: u64 = RECOVERY + REMOVALS;
@@ -44,18 +45,15 @@ pub(crate) const KEPT_SEGMENTS: u64 = RECOVERY + REMOVALS;
 /// checkpoints to free space.
 const MARKS: u64 = 2;
 
-/// What needs space, and so which floors it may use.
+/// What needs space, and so which claims it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// New content, or a new name: it leaves all floors.
+    /// New content, or a new name: it uses no claim.
     New,
     /// Content that was accepted before, or that replaces stored content (capacity.P25).
     Overwrite,
     /// A record that makes space, or makes accepted content durable.
     Urgent,
-    /// A change that was admitted before, or without which the volume cannot continue. It is
-    /// counted and never refused.
-    Outstanding,
     /// A copy of the cleaner.
     Clean,
 }
@@ -86,39 +84,13 @@ use Claim::{Accepted, Cleaner, Log, LogContent, Nodes, Recovery, Removals};
 const CLAIMS: [Claim; 7] = [Nodes, Recovery, Log, Cleaner, Removals, Accepted, LogContent];
 
 impl Need {
-    /// The floors that this need may use.
+    /// The claims whose segments this need may use.
     fn uses(self) -> &'static [Claim] {
         match self {
             Self::New | Self::Overwrite => &[],
             Self::Urgent => &[Removals, LogContent],
             Self::Clean => &[Cleaner],
-            Self::Outstanding => &CLAIMS,
         }
-    }
-}
-
-/// What a need asks for.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Ask {
-    /// Bytes of content.
-    pub content: u64,
-    /// Bytes of accepted content that have a place from now on.
-    pub placed: u64,
-    /// Bytes of the log.
-    pub log: u64,
-    /// The growth of the tree, without that by `content`.
-    pub growth: Growth,
-}
-
-impl Ask {
-    /// `bytes` bytes of the log, for changes that let the tree grow by `growth`.
-    pub fn log(bytes: u64, growth: Growth) -> Self {
-        Self { log: bytes, growth, ..Self::default() }
-    }
-
-    /// `bytes` bytes of content.
-    pub fn content(bytes: u64) -> Self {
-        Self { content: bytes, ..Self::default() }
     }
 }
 
@@ -198,7 +170,7 @@ impl Balance {
                 self.nodes.segments_for(match need {
                     Need::New => pairs + spare,
                     Need::Overwrite => pairs.max(least),
-                    Need::Urgent | Need::Outstanding | Need::Clean => pairs,
+                    Need::Urgent | Need::Clean => pairs,
                 })
             }
             Recovery => RECOVERY,
@@ -257,7 +229,7 @@ impl Balance {
         let claims: &[Claim] = match need {
             Need::New => &[Nodes, Recovery, Removals, Accepted, LogContent],
             Need::Urgent => &[Nodes],
-            Need::Overwrite | Need::Outstanding | Need::Clean => &[],
+            Need::Overwrite | Need::Clean => &[],
         };
         self.free >= claims.iter().map(|claim| self.claim(*claim, need, Some(Log))).sum()
     }

@@ -109,7 +109,9 @@ impl NodeSlots {
         self.room
     }
 
-    /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments.
+    /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments. This
+    /// runs once for each checkpoint, which also sorts the segments in [`Self::pack`], and when a
+    /// segment is added: then at most one has a free slot, unless one has failed.
     fn recount(&mut self) {
         let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
         let none: Emptiness = (false, 0, u32::MAX);

@@ -242,7 +242,7 @@ fn content_in_the_log_does_not_make_it_long() {
 /// and more later. A writer that wrote the same files anew meanwhile got space that the image had
 /// never used, and the host had to allocate blocks for it.
 #[test]
-fn w17_much_that_was_removed_comes_free_without_being_asked() {
+fn w17_segments_of_removed_files_become_free_unrequested() {
     const CHUNK: usize = 256 << 10;
     let setup = Setup { volume_bytes: 64 << 20, ..setup() };
     let disk = setup.blank();
@@ -281,7 +281,7 @@ fn w17_much_that_was_removed_comes_free_without_being_asked() {
 /// The story: removals take memory until they are merged, but the test whether a checkpoint is due
 /// counted less for them. So the checkpoint began only when a removal had to wait for it.
 #[test]
-fn much_that_waits_in_memory_is_merged_before_anybody_waits() {
+fn changes_in_memory_are_merged_before_a_writer_waits() {
     let disk = setup().blank();
     disk.world().run(async {
         let world: WorldRef = disk.world().clone();

@@ -23,7 +23,7 @@ const BLOCK: usize = 4096;
 const LATE: u64 = 1_000_000_000;
 
 /// Polls a future at most `most` times, then drops it. True if it ended before.
-async fn polled(most: u32, future: impl Future) -> bool {
+pub async fn polled(most: u32, future: impl Future) -> bool {
     let (mut future, mut polls) = (pin!(future), 0);
     poll_fn(|cx| {
         polls += 1;

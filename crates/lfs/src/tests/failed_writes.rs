@@ -11,12 +11,13 @@ use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::tests::sums_off::blank;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::task::oneshot;
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule, SimDisk};
-use forebay_vfs::{FileSystem, Ino, OpenFileRef, Privileges, SetAttr};
+use forebay_vfs::{FileSystem, Ino, OpenFileRef, OpenFlags, Privileges, SetAttr};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -161,10 +162,53 @@ fn failed_log_write_fails_sync_of_its_file_alone() {
     }
 }
 
-/// The story: writes of all files counted as lost although no flush had failed. Each sync waits for
-/// the write-out of a file that was truncated, written and closed, and this write-out failed.
+/// The story: a sync of a file did not write that file while another one could not be written, one
+/// that had been truncated, written and closed. Only syncs of that one and of the volume may fail.
 #[test]
-fn unwritable_truncated_file_fails_syncs_only_while_it_lasts() {
+fn unwritable_truncated_file_fails_no_sync_of_another_file() {
+    for kind in [ErrorKind::NoSpace, ErrorKind::Io] {
+        // Small content goes into the log, larger content elsewhere, and only that fails.
+        let setup = setup(BLOCK as u32);
+        let disk = setup.blank();
+        let state = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, other) = synced(&volume, "other").await;
+            let (ino, cut) = synced(&volume, "cut").await;
+            let segment = volume.0.log.ctl.lock().head.segment.expect("a record was written");
+            let at = volume.0.layout.device_offset(Place::new(segment, 0));
+            let works = FaultRule::on(BioOp::Write, Fault::Slow(1)).within(at..at + SEGMENT);
+            disk.inject(works.sticky());
+            disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(kind)).sticky());
+            volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
+            write(&cut, 0, &[3; 4 * BLOCK]).await.unwrap();
+            drop(cut);
+            for data_only in [true, false] {
+                write(&other, 0, &[2; BLOCK]).await.unwrap();
+                other.sync(data_only).await.expect("the other file concerns it not");
+            }
+            let directory = volume.open(Ino::ROOT, OpenFlags::READ).await.unwrap();
+            directory.sync(false).await.expect("the other file concerns it not");
+            let state = disk.cut_state(1);
+            let later = volume.open(ino, OpenFlags::READ).await.unwrap();
+            for _ in 0..2 {
+                assert_eq!(later.sync(true).await.expect_err("its content").kind(), kind);
+                assert_eq!(volume.syncfs().await.expect_err("its content").kind(), kind);
+            }
+            disk.heal();
+            synced_at_last(&later).await;
+            volume.syncfs().await.expect("it is written");
+            state
+        });
+        disk.world().stop();
+        assert_eq!(found(&setup, &state.mount(SimWorld::new(2)), "other"), [2; BLOCK], "{kind:?}");
+        assert_eq!(found(&setup, &disk.power_cut(1), "cut"), [3; 4 * BLOCK], "{kind:?}");
+    }
+}
+
+/// The story: writes of all files counted as lost although no flush had failed. No record could be
+/// written, and a truncated, written and closed file was outstanding.
+#[test]
+fn unwritable_truncation_fails_syncs_only_while_it_lasts() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -178,7 +222,7 @@ fn unwritable_truncated_file_fails_syncs_only_while_it_lasts() {
         volume.setattr(ino, &SetAttr::size(0)).await.unwrap();
         write(&cut, 0, &[3; BLOCK]).await.unwrap();
         drop(cut);
-        let error = other.sync(true).await.expect_err("the other file is not written");
+        let error = other.sync(true).await.expect_err("the truncation cannot be recorded");
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
         disk.heal();
         for file in [&file, &other, &file] {

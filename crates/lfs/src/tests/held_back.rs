@@ -101,7 +101,7 @@ fn writer_does_not_wait_for_cleaning_that_is_held_back() {
 /// a while. The story: the first caller wanted no pass in progress, was answered, and did not run
 /// yet. The job for a caller that posted meanwhile began a pass at once, which reserved log space.
 #[test]
-fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
+fn next_caller_is_answered_though_first_does_not_run() {
     // Too little is short if the checkpoints of the job free enough, too much if the cleaner has no
     // space for a pass. No set-up here makes it begin one, so this tests requests.J6 only.
     for runs in [true, false] {

@@ -186,7 +186,7 @@ fn places_of_dropped_usage_table_are_not_given_out_twice() {
 
 /// The story: files that were truncated by path, and not opened, stayed in memory for ever.
 #[test]
-fn files_that_are_cut_by_path_are_let_go() {
+fn files_truncated_by_path_leave_memory() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

@@ -74,7 +74,7 @@ fn each_record_reads_back() {
 
 /// format.F3, record.R2: a record is refused if it is truncated anywhere or any bit is flipped.
 #[test]
-fn damage_is_told() {
+fn damage_is_reported() {
     // With a payload of a block, and without one.
     for (lengths, features) in [(8192..12289, true), (1000..4097, false), (128..129, false)] {
         let g = geometry(features);
@@ -238,7 +238,7 @@ fn changes_end_where_they_say() {
 /// segment.H1, format.F3: a header is refused at another segment, and if it is cut short or any bit
 /// is flipped.
 #[test]
-fn segment_headers_read_back_and_tell_damage() {
+fn segment_headers_read_back_and_report_damage() {
     let g = geometry(false);
     for seed in seeds(200) {
         let header = Make(seed).segment_header(&g);

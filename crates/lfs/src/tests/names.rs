@@ -143,7 +143,7 @@ fn dirty_data_is_found_where_it_is() {
 /// operation waits for the objects that it loads, and none of these is evicted while it waits. All
 /// operations end, and the tree has all their changes.
 #[test]
-fn q12_q32_several_who_load_come_to_an_end() {
+fn q12_q32_concurrent_loads_end() {
     const EACH: usize = 120;
     let device: DeviceRef = Arc::new(RamDevice::new(64 << 20));
     let world = RealWorld::with_seed(1);

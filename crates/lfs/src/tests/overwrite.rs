@@ -118,7 +118,7 @@ const SHARES: [(u64, u32, u64); 9] = [
 /// rounds. The tree had grown, and neither overwrites nor the cleaner could use the space that is
 /// kept for removals and truncates.
 #[test]
-fn p25_whatever_is_full_is_overwritten_for_ever() {
+fn p25_full_volume_is_overwritten_for_ever() {
     for (mib, inline_max, percent) in SHARES {
         let setup = setup(mib, inline_max);
         let disk = setup.blank();
@@ -357,7 +357,7 @@ fn write_across_end_of_file_does_not_wait_for_itself() {
 /// before the volume made space. It had checked for as many bytes as were appended.
 /// maintenance.Z11.
 #[test]
-fn z11_room_is_made_for_a_few_bytes_too() {
+fn z11_space_is_made_for_few_bytes() {
     let setup = setup(4, 0);
     let disk = setup.blank();
     disk.world().run(async {

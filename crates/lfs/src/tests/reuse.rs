@@ -255,7 +255,7 @@ fn blocks_punched_by_recovery_count_for_their_file() {
 /// A volume is filled, emptied and filled again: as much fits each time. After each removal the
 /// free space is what it was at first, to 1 % and half of a segment.
 #[test]
-fn room_comes_back_when_files_go() {
+fn space_is_free_again_after_files_are_removed() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

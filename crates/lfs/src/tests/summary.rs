@@ -28,7 +28,7 @@ fn summary_reads_back_as_stored() {
 /// format.F3, summary.S3: a summary is refused if it is cut short, if any bit is flipped, and in
 /// another segment or volume.
 #[test]
-fn damage_is_told() {
+fn damage_is_reported() {
     let g = Geometry::with_segment_shift(16);
     let mut bytes = vec![0xaa; summary_bytes(&g) as usize];
     let (header, _) = Make(3).summary(&mut bytes, &g);

@@ -33,7 +33,7 @@ fn superblock_reads_back_as_stored() {
 
 /// format.F3: a slot is refused if it is cut at any length, or if any bit is flipped.
 #[test]
-fn damage_is_told() {
+fn damage_is_reported() {
     let (superblock, bytes) = slot(1);
     cut_anywhere(&bytes, |b| Superblock::decode(b, superblock.slot).map(drop));
     for seed in seeds(1) {

@@ -115,7 +115,7 @@ fn each_node_reads_back() {
 
 /// format.F3, node.T4: a node is refused if it is cut at any length, or if any bit is flipped.
 #[test]
-fn damage_is_told() {
+fn damage_is_reported() {
     let g = geometry(true);
     let (header, items, _, bytes) = leaf(2, &g);
     assert!(items.len() > 2);
@@ -148,7 +148,7 @@ fn node_must_match_its_pointer() {
 
 /// node.T1, node.T2: a node is refused if its checksum is right and its items are not.
 #[test]
-fn items_out_of_order_are_told() {
+fn items_out_of_order_are_reported() {
     let g = geometry(false);
     let header = Make(1).node_header(0, &g);
     let mut bytes = vec![0; NODE];

@@ -215,7 +215,7 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             }
             {
                 let state = volume.0.state.lock();
-                assert_eq!(state.space.ledger.log_bytes(), 0, "K12: promises are settled");
+                assert_eq!(state.space.ledger.log_bytes(), 0, "K12: grants are settled");
                 assert!(state.reservations.is_empty(), "M12: reservations have gone");
             }
             drop(turn);

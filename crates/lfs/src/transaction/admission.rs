@@ -124,12 +124,17 @@ impl State {
     /// Whether `need` gets what it asks for. New content and new names also leave enough for
     /// overwrites (capacity.P25).
     pub fn fits(&self, ask: &Ask, need: Need) -> bool {
-        let has_capacity = || need != Need::New || self.has_capacity(ask.content, ask.growth);
-        need == Need::Outstanding || self.balance(ask).fits(need, ask) && has_capacity()
+        self.fits_in(&self.balance(ask), ask, need)
     }
 
-    /// Grants space of the log. If there is none, it first closes all windows, so that their
-    /// segments may become free (alloc.A13).
+    /// [`Self::fits`], with the claims that include what is asked for.
+    fn fits_in(&self, balance: &Balance, ask: &Ask, need: Need) -> bool {
+        let has_capacity = || need != Need::New || self.has_capacity(ask.content, ask.growth);
+        balance.fits(need, ask) && has_capacity()
+    }
+
+    /// Grants what is asked for, except content. If there is no space, it first closes all windows,
+    /// so that their segments may become free (alloc.A13).
     pub fn grant(&mut self, ask: &Ask, need: Need) -> Result<Grant> {
         if !self.fits(ask, need) {
             self.room.return_all(&mut self.space);
@@ -139,7 +144,7 @@ impl State {
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
         }
-        Ok(self.space.ledger.grant(ask.log))
+        Ok(self.space.ledger.grant(ask))
     }
 
     /// Whether content may go into the log: there is so much space that the log's segments need not
@@ -195,17 +200,18 @@ impl State {
         self.space_levels().iter().zip(before).any(|(now, before)| now > before)
     }
 
-    /// Refuses a direct write that would take space of accepted content (admission.P22). `over`: it
-    /// overwrites stored content.
-    pub fn check_direct(&self, bytes: u64, class: Class, over: bool) -> Result<()> {
+    /// The free segments that `bytes` bytes of content leave alone. Refuses a direct write that
+    /// would take space of accepted content (admission.P22). `over`: it overwrites stored content.
+    pub fn kept_by(&self, bytes: u64, class: Class, over: bool) -> Result<Kept> {
         if class != Class::Direct {
-            return Ok(());
+            return Ok(self.kept());
         }
-        let need = if over { Need::Overwrite } else { Need::New };
-        if !self.has_room(bytes, need) {
+        let (ask, need) = (Ask::content(bytes), if over { Need::Overwrite } else { Need::New });
+        let balance = self.balance(&ask);
+        if !self.fits_in(&balance, &ask, need) {
             let text = format!("{bytes} bytes, room for {}", self.data_room(need));
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        Ok(())
+        Ok(balance.kept())
     }
 }

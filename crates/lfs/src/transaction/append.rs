@@ -66,7 +66,7 @@ impl State {
     /// Applies changes as one record, queues it, and returns its ticket. After `NoSpace` or
     /// `InvalidInput` nothing has changed (T11).
     pub fn append(&mut self, changes: &[Change<'_>], need: Need) -> Result<u64> {
-        self.append_with(changes, Content::default(), need)
+        self.append_with(changes, Content::default(), Some(need))
     }
 
     /// [`State::append`] for an operation that loads missing parts and tries again.
@@ -77,20 +77,21 @@ impl State {
         }
     }
 
-    /// [`State::append`] with content.
+    /// [`State::append`] with content. Without a need the changes were admitted before, and find
+    /// their space.
     pub fn append_with(
         &mut self,
         changes: &[Change<'_>],
         content: Content,
-        need: Need,
+        need: Option<Need>,
     ) -> Result<u64> {
         // A write that reserved its place before the volume turned read-only is still published.
         // Its caller learned that it succeeded (read_only.F11).
-        if need != Need::Outstanding || !self.life.is_stopped() {
+        if need.is_some() || !self.life.is_stopped() {
             self.life.check_writable("append")?;
         }
         // Changes that were admitted earlier are limited by the limit on dirty data instead.
-        if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
+        if let Some(error) = self.overfull().filter(|_| need.is_some()).cloned() {
             self.refusal.is_overfull = true;
             return Err(error);
         }
@@ -121,7 +122,7 @@ impl State {
             }
         }
         // Moves of the cleaner are not counted, because they make space.
-        if need != Need::Outstanding || content.share.is_some() {
+        if need.is_some() || content.share.is_some() {
             self.space.note_recorded();
         }
         let Content { payload, runs, mut joins, .. } = content;
@@ -169,11 +170,17 @@ impl State {
         &mut self,
         cost: u64,
         share: Option<u64>,
-        need: Need,
+        need: Option<Need>,
         growth: Growth,
     ) -> Result<Grant> {
         let own = share.map_or(0, |key| self.reservations.log_bytes(key)).min(cost);
-        let mut grant = self.grant(&Ask::log(cost - own, growth), need)?;
+        let ask = Ask::log(cost - own, growth);
+        let mut grant = match need {
+            Some(need) => self.grant(&ask, need)?,
+            None => self.space.ledger.grant(&ask),
+        };
+        // The caller applies the changes in this hold of the lock: then they count themselves.
+        self.space.ledger.end(grant.split(0, growth));
         if let Some(key) = share {
             grant.merge(self.reservations.split(key, own));
         }
@@ -189,7 +196,7 @@ impl State {
     /// Queues the mark that ends the records of a checkpoint. It is never refused: without
     /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
-        let grant = self.space.ledger.grant(self.layout.cost(0, 0));
+        let grant = self.space.ledger.grant(&Ask::log(self.layout.cost(0, 0), Growth::default()));
         self.enqueue_mark(grant, Some(moves))
     }
 

@@ -1,5 +1,5 @@
 //! Files with outstanding content. Such a file was truncated to zero, written, and closed. A sync
-//! that begins after the close writes this content out before it ends (`files::sync`).
+//! that begins after the close writes this content out before it ends, if it can (`files::sync`).
 //!
 //! ```text
 //!   truncated ─last close─▶ outstanding ─begin─▶ in write-out ─end─▶ written ─settle─▶ durable

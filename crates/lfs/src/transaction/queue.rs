@@ -4,6 +4,8 @@
 
 use crate::log::group_plan::GroupPlan;
 use crate::log::{Group, Head, Pending};
+use crate::space::Ask;
+use crate::space::admission::Growth;
 use crate::transaction::state::State;
 use crate::transaction::state_lock::Stored;
 
@@ -44,7 +46,8 @@ impl State {
                 // The record was admitted before. If it were refused now, no later record could
                 // become durable.
                 let bytes = (record.body.len() as u64, record.payload_bytes());
-                record.grant = self.space.ledger.grant(self.layout.cost(bytes.0, bytes.1));
+                let ask = Ask::log(self.layout.cost(bytes.0, bytes.1), Growth::default());
+                record.grant = self.space.ledger.grant(&ask);
             }
         }
         self.queue.put_back(group.records.drain(..));

@@ -6,6 +6,9 @@
 //! shows while the file has no opener, that close does not count before a program has got an error
 //! for it. A flush that no program waits for ends nothing.
 //!
+//! The next sync, of the inode or of the volume, that finds nothing lost in the inode removes the
+//! mark of a loss. Until then the mark fails no sync.
+//!
 //! No locks: the volume's state lock covers it, except for the flag.
 
 use crate::transaction::flag::Flag;
@@ -157,6 +160,11 @@ impl SyncErrors {
     /// The data of which records lack something, until a checkpoint has corrected its changes.
     pub fn left_out(&self) -> &BTreeMap<u64, LeftOut> {
         &self.left_out
+    }
+
+    /// Whether records lack something of data that this inode had.
+    pub fn has_left_out_of(&self, ino: u64) -> bool {
+        self.left_out.values().any(|left| left.ino == ino)
     }
 
     /// Notes that the changes of this data in memory are those of the records up to this ticket.

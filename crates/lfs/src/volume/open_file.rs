@@ -217,10 +217,8 @@ impl VolumeFile {
             if times.is_err() && self.inner.check_running("sync").is_ok() {
                 return times;
             }
-            return files.commit_all(here).await.and(times);
+            return files.commit_for_one(here).await.and(times);
         }
-        // Before the commit, which makes the truncation of these files durable.
-        files.write_outstanding_or_fail().await?;
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
         let times = &content.published.times;
         let number = (!data_only).then(|| times.want());
@@ -230,7 +228,7 @@ impl VolumeFile {
         }
         if number.is_some_and(|number| !times.is_durable(number)) {
             self.record_times().await?;
-            return files.commit_all(here).await;
+            return files.commit_for_one(here).await;
         }
         self.commit_outstanding(here).await
     }
@@ -247,10 +245,10 @@ impl VolumeFile {
         }
     }
 
-    /// Content of other files that a sync covers is durable, or this fails (outstanding.S17).
+    /// Outstanding content of other files that can be written becomes durable (outstanding.S17).
     async fn commit_outstanding(&self, here: bool) -> Result<()> {
         match self.inner.has_outstanding.is_set() {
-            true => self.inner.files.commit_all(here).await,
+            true => self.inner.files.commit_for_one(here).await,
             false => Ok(()),
         }
     }

@@ -1,12 +1,39 @@
-//! The promises of the ledger, and what each user was promised. The invariants are those of
-//! [`crate::space::ledger`].
+//! The grants of the ledger, and their sums. The invariants are those of [`crate::space::ledger`].
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::space::admission::{AcceptedContent, Growth};
 use std::sync::Arc;
 
-/// What one user was promised. It ends with [`Ledger::end`].
+/// What a need asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ask {
+    /// Bytes of content.
+    pub content: u64,
+    /// Bytes of accepted content that have a place from now on (admission.P21).
+    pub placed: u64,
+    /// Bytes at the places of a reservation, including those of content that was not accepted
+    /// before.
+    pub flying: u64,
+    /// Bytes of the log.
+    pub log: u64,
+    /// The growth of the tree, without that by `content`.
+    pub growth: Growth,
+}
+
+impl Ask {
+    /// `bytes` bytes of the log, for changes that let the tree grow by `growth`.
+    pub fn log(bytes: u64, growth: Growth) -> Self {
+        Self { log: bytes, growth, ..Self::default() }
+    }
+
+    /// `bytes` bytes of content.
+    pub fn content(bytes: u64) -> Self {
+        Self { content: bytes, ..Self::default() }
+    }
+}
+
+/// Space of one user. It ends with [`Ledger::end`].
 #[must_use]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grant {
@@ -61,7 +88,7 @@ impl Grant {
     }
 }
 
-/// All promises of space.
+/// All grants of space.
 #[derive(Default)]
 pub(crate) struct Ledger {
     /// The sums of all grants (ledger.M17).
@@ -75,19 +102,13 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Promises `log` bytes of the log. The caller has asked whether there is space, or must not be
-    /// refused.
-    pub fn grant(&mut self, log: u64) -> Grant {
-        self.granted.log += log;
-        Grant { log, ..Grant::default() }
-    }
-
-    /// Adds to a grant: places of `flying` bytes, of which `placed` were accepted before, and the
-    /// growth of the tree by their records.
-    pub fn hold(&mut self, grant: &mut Grant, (placed, flying): (u64, u64), growth: Growth) {
-        let more = Grant { log: 0, placed, flying, growth };
-        self.granted.merge(more.copy());
-        grant.merge(more);
+    /// Grants what is asked for, except content: that counts as accepted. The caller has asked
+    /// whether there is space, or must not be refused.
+    pub fn grant(&mut self, ask: &Ask) -> Grant {
+        let Ask { content: _, placed, flying, log, growth } = *ask;
+        let grant = Grant { log, placed, flying, growth };
+        self.granted.merge(grant.copy());
+        grant
     }
 
     /// Ends a grant, or the part of it that was used or is not needed.
@@ -136,8 +157,8 @@ mod tests {
     fn grant_parts_follow_their_sums() {
         let mut ledger = Ledger::default();
         let growth = Growth { entries: 2, bytes: 10 };
-        let (mut first, second) = (ledger.grant(100), ledger.grant(50));
-        ledger.hold(&mut first, (4096, 8192), growth);
+        let mut first = ledger.grant(&Ask { placed: 4096, flying: 8192, ..Ask::log(100, growth) });
+        let second = ledger.grant(&Ask::log(50, Growth::default()));
         assert_eq!((ledger.log_bytes(), ledger.flying_bytes()), (150, 8192));
         let part = first.split(60, Growth::default());
         assert_eq!((part.log(), first.log(), ledger.log_bytes()), (60, 40, 150));

@@ -6,12 +6,13 @@
 use super::*;
 use crate::device::layout::Layout;
 use crate::format::place::{Geometry, Place, Seal};
+use crate::space::admission::Growth;
 use crate::space::segment::Phase;
 use forebay_base::world::split_mix;
 
 const BLOCK: u64 = 4096;
 
-/// A volume, and what was promised to its users.
+/// A volume, and the grants of its users.
 struct Model {
     rng: u64,
     space: Space,
@@ -20,7 +21,7 @@ struct Model {
     grants: Vec<(Grant, u64)>,
     /// Segments that the cleaner may still take.
     planned: u64,
-    /// No claim grows without a grant, so all promises can be kept.
+    /// No claim grows without a grant, so each grant finds its space.
     is_strict: bool,
     /// Grants that were made, and that were refused.
     counts: [u64; 2],
@@ -60,7 +61,7 @@ impl Model {
 
     /// Asks for bytes of the log.
     fn ask_log(&mut self) {
-        // Urgent records use a floor, which no grant has to fill again.
+        // Urgent records use a claim, which no grant has to fill again.
         let urgent = if self.is_strict { Need::New } else { Need::Urgent };
         let (need, bytes) = (self.needs([Need::New, urgent]), 1 + self.pick(20 << 10));
         let after = self.space.balance(bytes, self.others);
@@ -68,7 +69,7 @@ impl Model {
         assert_eq!(fits, self.has_log(need, bytes), "{need:?} {bytes}: {after:?}");
         self.counts[usize::from(!fits)] += 1;
         if fits {
-            let grant = self.space.ledger.grant(bytes);
+            let grant = self.space.ledger.grant(&Ask::log(bytes, Growth::default()));
             self.grants.push((grant, bytes));
             self.check_spare(need, 2);
         }

@@ -169,3 +169,48 @@ fn size_of_closed_file_is_recorded_with_full_log() {
     let wanted = [[1; BLOCK], [0; BLOCK], [0; BLOCK], [7; BLOCK]].concat();
     assert!(there == wanted, "{} bytes", there.len());
 }
+
+/// The story: a later opener truncated, punched or overwrote all that a file had lost, and closed
+/// it without a sync. The mark of the loss stayed, whatever was synced later. sync_errors.E21.
+#[test]
+fn later_opener_that_heals_file_ends_mark_of_loss() {
+    let ways = HEALS.into_iter().filter(|how| *how != Heal::Removed);
+    for (how, is_seen) in ways.flat_map(|how| [(how, true), (how, false)]) {
+        for is_evicted in [true, false] {
+            let shown = format!("{how:?}, seen {is_seen}, evicted {is_evicted}");
+            on_volume(true, async |disk, volume, (ino, damaged)| {
+                prepare(&volume, &damaged, Before::Tree).await;
+                if is_seen {
+                    lose_block(&volume, disk, (ino, &damaged), LOST).await;
+                } else {
+                    lose_block_at_next_flush(&volume, disk, (ino, &damaged), LOST).await;
+                    damaged.sync(true).await.expect_err("the flush fails");
+                }
+                drop(damaged);
+                until_closed(&volume, disk, ino).await;
+                volume.checkpoint().await.expect("one file is concerned");
+                assert_eq!(volume.lost_content(9).files.len(), 1, "the repair has noticed it");
+                disk.heal();
+                let (_, later) = create(&volume, "damaged").await.unwrap();
+                heal(&volume, (ino, &later), how).await;
+                drop(later);
+                volume.checkpoint().await.expect("nothing is lost");
+                if is_evicted {
+                    drop(create(&volume, "tidied").await.unwrap());
+                    let state = || volume.0.state.lock();
+                    let is_cached = state().nodes.get(ino.0).unwrap().content.is_some();
+                    if is_cached {
+                        flush_in_background(&volume, ino).await;
+                        drop(create(&volume, "tidied").await.unwrap());
+                    }
+                    until_closed(&volume, disk, ino).await;
+                    assert!(volume.0.state.lock().forget(ino.0).is_some(), "{shown}");
+                }
+                let done = volume.syncfs().await;
+                done.unwrap_or_else(|error| panic!("{shown}: {error}"));
+                let is_clear = !volume.0.files.has_sync_errors.is_set();
+                assert!(is_clear && volume.0.state.lock().sync_errors.is_empty(), "{shown}");
+            });
+        }
+    }
+}
