@@ -165,6 +165,7 @@ impl Life<'_> {
         let faulty = self.oracle.is_some();
         if faulty {
             self.disk().heal();
+            self.healed(volume).await?;
         }
         match self.meter.ended(Operation::Close, volume.close()).await {
             Ok(()) => {}
@@ -184,6 +185,21 @@ impl Life<'_> {
             known.ran.syncs.push((None, known.now.begun));
             known.now.syncs = known.ran.syncs.len();
         });
+        Ok(())
+    }
+
+    /// The disk works again: the first sync may report what was lost, the next one succeeds. It may
+    /// fail for good only if content decayed, or if the volume is read-only.
+    async fn healed(&self, volume: &Volume) -> Result<(), String> {
+        for reports in [true, false] {
+            let done = self.meter.ended(Operation::Close, volume.syncfs()).await;
+            let excused = reports || self.setup.rot || volume.stopped().is_some();
+            if let Err(error) = done
+                && !excused
+            {
+                return Err(format!("a sync after the disk became healthy: {error}"));
+            }
+        }
         Ok(())
     }
 

@@ -211,6 +211,8 @@ struct Making<'a> {
     checkpoints: &'a Checkpoints,
     /// Places of nodes allocated and given up so far.
     taken: Ledger,
+    /// A slot that names the new nodes may be on the device.
+    is_named: bool,
     is_over: bool,
 }
 
@@ -221,8 +223,11 @@ impl Drop for Making<'_> {
         }
         let mut state = self.checkpoints.state.lock();
         state.thaw();
-        // A slot may refer to the new nodes, and writes of some may be in flight.
-        state.space.nodes.hold(self.taken.taken.concat());
+        let places = self.taken.taken.concat();
+        match self.is_named {
+            true => state.space.nodes.hold(places),
+            false => state.space.nodes.fail_places(places),
+        }
     }
 }
 
@@ -274,13 +279,14 @@ impl Checkpoints {
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
+            state.space.free_failed_nodes();
             let half = self.plant.has(Planted::HalfRename).then(|| state.half_rename()).flatten();
             state.freeze(ticket);
             half.into_iter().for_each(|name| state.items.put(name, None));
             ticket
         };
         let taken = Ledger::default();
-        let mut making = Making { checkpoints: self, taken, is_over: false };
+        let mut making = Making { checkpoints: self, taken, is_named: false, is_over: false };
         if ticket > 0 {
             self.commit(ticket, false).await?;
         }
@@ -305,6 +311,7 @@ impl Checkpoints {
             self.turn.lock().closing = Some(settled);
             return self.write_last_slot().await;
         }
+        making.is_named = true;
         let copies = self.write_slots(&mut settled.superblock, failures).await?;
         making.is_over = true;
         let number = settled.superblock.checkpoint;

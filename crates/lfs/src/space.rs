@@ -310,6 +310,13 @@ impl Space {
         }
     }
 
+    /// Frees the places of nodes that a failed checkpoint took (nodes.N15).
+    pub fn free_failed_nodes(&mut self) {
+        for segment in self.nodes.free_failed() {
+            self.segments.give_back(segment);
+        }
+    }
+
     /// Adds to `deltas` the live bytes of nodes that a checkpoint writes and gives up.
     pub fn count_nodes(&self, taken: &[Place], given_up: &[Place], deltas: &mut Deltas) {
         let bytes = self.layout.geometry.node_bytes() as i64;

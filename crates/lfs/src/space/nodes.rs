@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! free slot ──allocated──▶ node ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
-//!                           └── its checkpoint failed ──▶ free, or limbo if a slot may name it
+//!                           └── its checkpoint failed ──▶ free when the next one has its turn,
+//!                                                         or limbo if a slot may name it
 //! ```
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not
 //! overwritten. N12 the copies of a node lie in different segments. N13 a segment without nodes,
 //! and with none in limbo, is free. N14 if a write to a segment failed since the volume was opened,
 //! its places are given out last (segment.W18). They still count as free, so that grants based on
-//! them are honoured.
+//! them are honoured. N15 places of a checkpoint that failed before it wrote a slot are free when
+//! the next checkpoint has its turn: all writes to them have ended (checkpoint.H18).
 //!
 //! Locks: the [`NodeOwner`] takes the state lock to allocate. No lock is held across a wait.
 
@@ -67,6 +69,8 @@ pub(crate) struct NodeSlots {
     /// Places that the newest durable checkpoint gave up. The checkpoint before it still needs
     /// them.
     limbo: Vec<Place>,
+    /// Places that a failed checkpoint took, and that no slot names (N15).
+    failed: Vec<Place>,
     left: u64,
     room: NodeRoom,
 }
@@ -74,9 +78,10 @@ pub(crate) struct NodeSlots {
 impl NodeSlots {
     /// No segments at all.
     pub fn new(geometry: Geometry) -> Self {
-        let (segments, limbo) = (BTreeMap::new(), Vec::new());
+        let (segments, limbo, failed) = Default::default();
         let room = NodeRoom::default();
-        let mut this = Self { geometry, segments, current: [None; 2], limbo, left: 0, room };
+        let mut this =
+            Self { geometry, segments, current: [None; 2], limbo, failed, left: 0, room };
         this.recount();
         this
     }
@@ -271,6 +276,19 @@ impl NodeSlots {
     /// Keeps these places in limbo until the next checkpoint is durable.
     pub fn hold(&mut self, places: impl IntoIterator<Item = Place>) {
         self.limbo.extend(places);
+    }
+
+    /// Keeps the places of a failed checkpoint until the next one has its turn.
+    pub fn fail_places(&mut self, places: impl IntoIterator<Item = Place>) {
+        self.failed.extend(places);
+    }
+
+    /// Frees what the checkpoint before took, if it failed (N15). Called by the task that has the
+    /// turn of checkpoints. Returns the segments that have no node any more (N13).
+    pub fn free_failed(&mut self) -> Vec<u32> {
+        let failed = std::mem::take(&mut self.failed);
+        self.free(failed);
+        self.release()
     }
 
     /// Handles a durable checkpoint that gave up these places. It frees the places that the

@@ -64,6 +64,46 @@ fn n14_node_place_with_failed_write_is_avoided() {
     }
 }
 
+/// nodes.N15. The story: each failed checkpoint kept the places of its nodes until one succeeded.
+/// On a nearly full volume a few failures left no place for the nodes of any checkpoint, so none
+/// succeeded until the volume was opened again.
+#[test]
+fn n15_failed_checkpoints_use_up_no_places() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[0; BLOCK]).await.unwrap();
+        let mut inos = Vec::new();
+        for n in 0..200 {
+            inos.push(create(&volume, &format!("file{n}")).await.unwrap().0);
+        }
+        volume.checkpoint().await.unwrap();
+        let mut most = 0;
+        let used = || volume.0.state.lock().space.nodes.used();
+        let before = used();
+        for round in 1..=40u16 {
+            write(&file, 0, &[round as u8; BLOCK]).await.unwrap();
+            for ino in &inos {
+                let set = SetAttr { perm: Some(0o600 | (round % 8)), ..SetAttr::default() };
+                volume.setattr(*ino, &set).await.unwrap();
+            }
+            // The log is durable, and the flush of the nodes fails.
+            file.sync(true).await.unwrap();
+            disk.inject(failing(BioOp::Flush).nth(2));
+            assert!(volume.checkpoint().await.is_err(), "{round}");
+            most = most.max(used() - before);
+        }
+        let each = volume.0.state.lock().tree_nodes + 4;
+        assert!(most > 0 && most <= 2 * each, "N15: {most} places, {each} for a checkpoint");
+        volume.checkpoint().await.unwrap();
+        file.sync(true).await.unwrap();
+    });
+    disk.world().stop();
+    assert_eq!(found(&setup, &disk.power_cut(1), "f"), [40; BLOCK]);
+}
+
 /// Segments in which a write failed.
 fn failed_segments(volume: &Volume) -> Vec<u32> {
     let state = volume.0.state.lock();
