@@ -180,12 +180,14 @@ fn v11_memory_of_volume_counts_in_budget() {
     assert!(part("names of a volume") < 3 * MIB && part("nodes of a volume") < 9 * MIB, "V11");
     drop(many);
     block_on(cache.resize(32 * MIB)).unwrap();
-    assert_eq!(row("nodes of a volume"), None);
+    // A task of the volume may hold it a little longer.
     let start = std::time::Instant::now();
-    while cache.stats().frames_total < whole && start.elapsed().as_secs() < 60 {
+    let is_back = || row("nodes of a volume").is_none() && cache.stats().frames_total == whole;
+    while !is_back() && start.elapsed().as_secs() < 60 {
         std::thread::yield_now();
     }
-    assert_eq!(cache.stats().frames_total, whole, "V11: and goes back");
+    let left = (row("nodes of a volume"), cache.stats().frames_total);
+    assert_eq!(left, (None, whole), "V11: and goes back");
 }
 
 /// Makes a file, and writes it with these flags.
