@@ -78,8 +78,7 @@ pub(crate) struct NodeSlots {
 impl NodeSlots {
     /// No segments at all.
     pub fn new(geometry: Geometry) -> Self {
-        let (segments, limbo, failed) = Default::default();
-        let room = NodeRoom::default();
+        let (segments, limbo, failed, room) = Default::default();
         let mut this =
             Self { geometry, segments, current: [None; 2], limbo, failed, left: 0, room };
         this.recount();
