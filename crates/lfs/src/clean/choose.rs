@@ -32,10 +32,30 @@ const LOW_LEAST: u64 = 3;
 /// Share of the memory for changes that the list of live data may take.
 const LISTED_SHARE: u64 = 4;
 
+/// The weight of a segment grows with its age up to this multiple of the mean age, and is then
+/// three times that of a new one. Of two old segments the one with less live data is better,
+/// however old the other one is: what is moved pays only if the space is needed.
+const AGE_MOST: f64 = 2.0;
+
 struct Candidate {
     segment: u32,
     live: u64,
-    score: f64,
+    age: u64,
+}
+
+/// Sorts the segments of `bytes` bytes by benefit and cost, the best first.
+fn sort(found: &mut [Candidate], bytes: u64, hurry: Hurry) {
+    let ages: f64 = found.iter().map(|this| this.age as f64).sum();
+    let mean = (ages / found.len().max(1) as f64).max(1.0);
+    let score = |this: &Candidate| {
+        let gain = (bytes - this.live) as f64 / (bytes + this.live) as f64;
+        match hurry {
+            // A task that waits needs the best ratio of benefit to cost, without the age.
+            Hurry::Now => gain,
+            Hurry::Background => gain * (1.0 + (this.age as f64 / mean).min(AGE_MOST)),
+        }
+    };
+    found.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.segment.cmp(&b.segment)));
 }
 
 /// Free space now, and the wanted amount.
@@ -205,13 +225,9 @@ impl Cleaner {
             if record.is_stubborn(segment, this, number) {
                 continue;
             }
-            let (live, age) = (this.live_bytes, now.saturating_sub(this.since) as f64);
-            let gain = (bytes - live) as f64 / (bytes + live) as f64;
-            // A task that waits needs the best ratio of benefit to cost, without the age.
-            let score = if hurry == Hurry::Now { gain } else { gain * (1.0 + age) };
-            found.push(Candidate { segment, live, score });
+            found.push(Candidate { segment, live: this.live_bytes, age: this.age(now) });
         }
-        found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.segment.cmp(&b.segment)));
+        sort(&mut found, bytes, hurry);
         found
     }
 
@@ -263,6 +279,37 @@ mod tests {
     use super::*;
     use crate::format::usage::Stream;
     use crate::space::segment::Segments;
+
+    /// Age counts, up to a limit: a segment of content that never changes is not emptied when it is
+    /// nearly all live, while others are half dead.
+    #[test]
+    fn age_does_not_outweigh_live_data() {
+        let first = |live: [u64; 2], ages: [u64; 2], hurry| {
+            let one = |n: usize| Candidate { segment: n as u32, live: live[n], age: ages[n] };
+            let mut found = [one(0), one(1)];
+            sort(&mut found, 100, hurry);
+            found[0].segment
+        };
+        assert_eq!(first([60, 70], [10, 90], Hurry::Background), 1, "the older one");
+        assert_eq!(first([60, 70], [10, 90], Hurry::Now), 0);
+        assert_eq!(first([50, 90], [1, 1_000_000], Hurry::Background), 0);
+        assert_eq!(first([50, 50], [7, 7], Hurry::Background), 0, "the lower number");
+    }
+
+    /// A segment that the cleaner fills is as old as its last filling, and content that it moves
+    /// there keeps its birth.
+    #[test]
+    fn age_begins_when_segment_is_filled() {
+        let mut segments = Segments::new(2);
+        let segment = segments.take(Stream::Data).unwrap();
+        let age = |segments: &Segments| segments.get(segment).unwrap().age(50);
+        assert_eq!(age(&segments), 50);
+        segments.note_moved(segment, 40);
+        assert_eq!(age(&segments), 10);
+        segments.give_back(segment);
+        while segments.take(Stream::Data).unwrap() != segment {}
+        assert_eq!(age(&segments), 50, "it is filled anew");
+    }
 
     /// The story: a segment with an unreadable block was skipped until the volume was closed, also
     /// after it had been emptied and filled again. And a segment that counted live data to which no

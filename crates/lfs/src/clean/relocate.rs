@@ -356,6 +356,7 @@ impl Cleaner {
         }
         let grant = state.grant(&Ask::log(cost, growth), Need::Urgent).ok()?;
         let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
+        let now = state.counters.next_sequence();
         'all: for live in live {
             let mut skip = 0;
             while skip < live.blocks {
@@ -365,6 +366,7 @@ impl Cleaner {
                 };
                 if segments.insert(at.segment) {
                     state.space.segments.fly(at.segment, 1);
+                    state.space.segments.note_moved(at.segment, now);
                 }
                 given.push(Live { to: at, ..live.part(skip, taken / unit, unit) });
                 skip += taken / unit;

@@ -56,6 +56,9 @@ pub(crate) struct Segment {
     /// Dead segment: the checkpoint at which it died. Other segments: the youngest known birth
     /// number.
     pub since: u64,
+    /// The sequence number when the cleaner last put content into it; 0: never, or before the
+    /// volume was opened. Moved content keeps its birth, which says nothing about this segment.
+    moved_at: u64,
     /// Runs that are reserved or being written.
     pub in_flight: u32,
     /// Bytes that were taken out of the segment and belong to no file: windows, pools, leftover
@@ -84,6 +87,12 @@ impl Segment {
     /// Whether a write to it failed since the volume was opened (W18).
     pub fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    /// For how long content in it has been dying: the sequence numbers drawn until `now`, since the
+    /// newest content was put into it.
+    pub fn age(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since.max(self.moved_at))
     }
 
     /// Whether its live bytes are known, and no write to it is in flight.
@@ -156,6 +165,7 @@ impl Segments {
             stream: Stream::None,
             live_bytes: 0,
             since: 0,
+            moved_at: 0,
             in_flight: 0,
             held_bytes: 0,
             is_touched: false,
@@ -306,7 +316,7 @@ impl Segments {
     fn taken(&mut self, segment: u32, stream: Stream) {
         self.set(segment, Phase::Open, stream);
         let this = &mut self.list[segment as usize];
-        (this.since, this.is_new) = (0, true);
+        (this.since, this.moved_at, this.is_new) = (0, 0, true);
         this.takes += 1;
     }
 
@@ -376,6 +386,13 @@ impl Segments {
             let used = this.live_bytes + u64::from(this.in_flight);
             used == 0 && this.held_bytes == held && !this.is_touched
         })
+    }
+
+    /// Notes that the cleaner puts content into the segment, at sequence number `now`.
+    pub fn note_moved(&mut self, segment: u32, now: u64) {
+        if let Some(this) = self.list.get_mut(segment as usize) {
+            this.moved_at = now;
+        }
     }
 
     /// Pins the segment (W14).
