@@ -17,6 +17,7 @@ use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::log::{Pending, Run};
+use crate::space::Grant;
 use forebay_base::Result;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -155,6 +156,15 @@ impl RecordQueue {
         let ticket = last.ticket;
         self.end_change();
         ticket
+    }
+
+    /// Removes the queued marks of checkpoints and returns their grants: these checkpoints failed,
+    /// and the caller queues the mark of another one.
+    pub fn remove_cuts(&mut self) -> Vec<Grant> {
+        let records = std::mem::take(&mut self.records).into_iter();
+        let (cuts, rest): (VecDeque<_>, _) = records.partition(|record| record.cut.is_some());
+        self.records = rest;
+        cuts.into_iter().map(|record| record.grant).collect()
     }
 
     /// Takes records, oldest first, up to the size of a group. `None`: a run of one of them was

@@ -34,6 +34,7 @@ fn log_segments(volume: &Volume, phase: Option<Phase>) -> usize {
 
 /// The story: while a device failed, each checkpoint that wanted to leave its log segment left a
 /// mark in the queue. When the device worked again, each of these marks took a segment of its own.
+/// And each kept its grant, so that after a minute of failures no log space was left to grant.
 #[test]
 fn marks_of_failed_checkpoints_take_one_segment_together() {
     const FAILED: usize = 8;
@@ -45,9 +46,12 @@ fn marks_of_failed_checkpoints_take_one_segment_together() {
         file.sync(false).await.unwrap();
         let before = log_segments(&volume, None);
         disk.inject(failing(BioOp::Write).sticky());
+        let mut granted = Vec::new();
         for _ in 0..FAILED {
             volume.0.checkpoints.make(How::Moving).await.expect_err("no write works");
+            granted.push(volume.granted_log_bytes());
         }
+        assert_eq!(granted.first(), granted.last(), "one mark holds a grant: {granted:?}");
         disk.heal();
         // One segment for the records that the repair lays out again, and one after the last mark.
         volume.0.commit_queue().await.unwrap();

@@ -196,6 +196,9 @@ impl State {
     /// Queues the mark that ends the records of a checkpoint. It is never refused: without
     /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
+        for grant in self.queue.remove_cuts() {
+            self.space.ledger.end(grant);
+        }
         let grant = self.space.ledger.grant(&Ask::log(self.layout.cost(0, 0), Growth::default()));
         self.enqueue_mark(grant, Some(moves))
     }
