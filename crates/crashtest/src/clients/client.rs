@@ -5,7 +5,7 @@
 use super::drop::Dropping;
 use super::file::Opened;
 use super::history::{Change, Kind, NEVER, Span, ZEROS, fill};
-use super::log::{Changed, Log, Synced, lost_blocks, of_checkpoint};
+use super::log::{Changed, Log, LostBlocks, Synced, lost_blocks, of_checkpoint};
 use super::names::{Answer, How, NameAct};
 use super::plan::{Act, Drop, Step};
 use super::weather::Weather;
@@ -44,6 +44,13 @@ pub struct Site {
     pub bounds: Bounds,
     /// Faults and decay of the disk during the run.
     pub weather: Weather,
+}
+
+impl Site {
+    /// The blocks that the volume lists as lost.
+    fn lost_blocks(&self) -> LostBlocks {
+        lost_blocks(self.volume.as_ref(), self.block)
+    }
 }
 
 /// One client.
@@ -95,6 +102,9 @@ impl Client {
     /// Carries out its steps, until a violation is found. Returns the inode of the file that it
     /// opened last.
     pub async fn work(mut self, steps: Vec<(usize, Step)>) -> Option<u64> {
+        if let Some(opened) = &self.opened {
+            self.site.log.look(|past| past.opens(opened.ino()));
+        }
         for (number, step) in steps {
             if self.site.log.is_wrong() {
                 break;
@@ -107,7 +117,21 @@ impl Client {
             let (opened, log) = (self.opened.as_ref(), &self.site.log);
             self.site.weather.after_step(number, opened, log).await;
         }
-        self.opened.as_ref().map(Opened::ino)
+        let last = self.opened.as_ref().map(Opened::ino);
+        self.hold(None);
+        last
+    }
+
+    /// Closes the file that it has open, and has this one open from now on.
+    fn hold(&mut self, opened: Option<Opened>) {
+        let new = opened.as_ref().map(Opened::ino);
+        let old = std::mem::replace(&mut self.opened, opened);
+        let lost = self.site.lost_blocks();
+        self.site.log.look(|past| {
+            new.into_iter().for_each(|ino| past.opens(ino));
+            old.iter().for_each(|old| past.closes(old.ino()));
+            past.note_lost(lost);
+        });
     }
 
     fn check_memory(&self, step: usize) {
@@ -162,7 +186,11 @@ impl Client {
         work: impl Future<Output = Result<T>> + Send,
     ) -> (Option<Result<T>>, Changed, u64) {
         let log = &self.site.log;
-        let (begin, changed) = log.begin(of.step, text.clone(), change);
+        let lost = self.site.lost_blocks();
+        let (begin, changed) = log.begin(of.step, text.clone(), |past| {
+            past.note_lost(lost);
+            change(past)
+        });
         let done = Dropping::new(work, of.dropped).await;
         let settled = matches!(done, Some(Ok(_)));
         log.end(of.step, changed, settled, |past| match &done {
@@ -196,7 +224,11 @@ impl Client {
         work: impl Future<Output = Result<u64>> + Send,
     ) -> Option<u64> {
         let log = &self.site.log;
-        let (_, changed) = log.begin(of.step, text.clone(), |past| past.name(act));
+        let lost = self.site.lost_blocks();
+        let (_, changed) = log.begin(of.step, text.clone(), |past| {
+            past.note_lost(lost);
+            past.name(act)
+        });
         let done = Dropping::new(work, of.dropped).await;
         let answer: Option<Answer> =
             done.as_ref().map(|done| done.as_ref().map(|ino| *ino).map_err(Error::kind));
@@ -241,7 +273,7 @@ impl Client {
         let look_up = async { Ok(volume.lookup(dir, name(at)).await?.ino.0) };
         let Some(ino) = self.names(of, text, NameAct::Lookup(at), look_up).await else { return };
         match volume.open(Ino(ino), BOTH).await {
-            Ok(file) => self.opened = Some(Opened::File(volume, file)),
+            Ok(file) => self.hold(Some(Opened::File(volume, file))),
             // The file may have lost its last name meanwhile.
             Err(error) if is_answer(error.kind()) => {}
             Err(error) => {
@@ -265,7 +297,7 @@ impl Client {
         };
         self.names(of, text, NameAct::Create(at, exclusive), create).await;
         if let Some(file) = file {
-            self.opened = Some(Opened::File(volume, file));
+            self.hold(Some(Opened::File(volume, file)));
         }
     }
 
@@ -379,7 +411,7 @@ impl Client {
             _ => return,
         };
         if matches!(done, Some(Ok(()))) {
-            let lost = lost_blocks(self.site.volume.as_ref(), self.site.block);
+            let lost = self.site.lost_blocks();
             self.site.log.look(|past| {
                 let end = past.clock;
                 past.syncs.push(Synced { of: synced, begin, end, lost });

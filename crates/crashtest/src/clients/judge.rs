@@ -164,8 +164,11 @@ impl Judge<'_> {
         let rest = syncs().map(|sync| sync.begin).max().unwrap_or(0);
         let synced = whole.unwrap_or(0);
         let later = syncs().filter(|sync| sync.begin > synced).flat_map(|sync| &sync.lost);
-        let lost: BTreeSet<u64> =
-            later.filter(|(of, _)| *of == ino).map(|(_, number)| *number).collect();
+        let later = later.filter(|(of, _)| *of == ino).map(|(_, number)| *number);
+        // Such a sync records that size before it ends, and the volume may do so once the file is
+        // open again.
+        let gaps = past.gaps_of(ino, (synced, time));
+        let lost: BTreeSet<u64> = later.chain(gaps).collect();
         // By the contract, a direct write, and growth of the file since, may be missing after a
         // durable rename if the disk loses them.
         let floor = if past.has_lost_direct(ino, (synced, time)) { 0 } else { floor };
@@ -189,3 +192,6 @@ impl Judge<'_> {
         checked.map_err(|what| format!("#{ino}, at {time}, {since}: {what}"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! The record of the clients of a run: their histories, and one clock.
 //!
-//! Invariant: log.U1 a moment of the disk carries the time of the last begin or end before it.
+//! Invariants: log.U1 a moment of the disk carries the time of the last begin or end before it.
+//! log.U2 lost blocks may be a gap from the time on at which their file had no opener any more, and
+//! no earlier.
 //!
 //! Lock: one, never across a wait.
 
@@ -42,6 +44,14 @@ pub fn lost_blocks(volume: Option<&Volume>, block: u64) -> LostBlocks {
         runs.map(|number| (file.ino.0, number))
     });
     blocks.collect()
+}
+
+/// Blocks that may be a gap from a time on: the disk has lost them, and since then no client has
+/// the file open. So records may have a size that covers them.
+#[derive(Debug, Clone)]
+struct Gaps {
+    since: u64,
+    blocks: LostBlocks,
 }
 
 /// What an operation changes.
@@ -88,6 +98,9 @@ pub struct Past {
     pub opened: Option<u64>,
     /// Most memory of the volume after an operation, without frames of its cache, bytes.
     pub most_memory: u64,
+    /// By inode: how many clients have it open.
+    openers: BTreeMap<u64, usize>,
+    gaps: Vec<Gaps>,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
 }
@@ -270,6 +283,36 @@ impl Past {
         let changes = self.files.get(&ino).into_iter().flat_map(|file| &file.changes);
         let mut direct = changes.filter(|change| change.is_direct && change.begin <= time);
         self.has_failed && direct.any(|change| change.end == NEVER || change.end > synced)
+    }
+
+    /// A client opens a file.
+    pub fn opens(&mut self, ino: u64) {
+        *self.openers.entry(ino).or_default() += 1;
+    }
+
+    /// A client closes a file.
+    pub fn closes(&mut self, ino: u64) {
+        let count = self.openers.get_mut(&ino).expect("it has opened the file");
+        *count -= 1;
+        if *count == 0 {
+            self.openers.remove(&ino);
+        }
+    }
+
+    /// Notes what the disk has lost: it may be a gap from now on where the file has no opener (U2).
+    pub fn note_lost(&mut self, mut lost: LostBlocks) {
+        lost.retain(|(ino, _)| !self.openers.contains_key(ino));
+        if !lost.is_empty() {
+            self.gaps.push(Gaps { since: self.clock, blocks: lost });
+        }
+    }
+
+    /// The blocks of a file that may be a gap after a crash at `time` (U2). `synced`: begin of the
+    /// last successful sync of all of the file, which left none.
+    pub fn gaps_of(&self, ino: u64, (synced, time): (u64, u64)) -> BTreeSet<u64> {
+        let gaps = self.gaps.iter().filter(|gaps| synced < gaps.since && gaps.since <= time);
+        let blocks = gaps.flat_map(|gaps| gaps.blocks.range((ino, 0)..=(ino, u64::MAX)));
+        blocks.map(|(_, number)| *number).collect()
     }
 
     /// A change of a file begins.

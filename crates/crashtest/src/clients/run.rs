@@ -193,7 +193,11 @@ impl Life<'_> {
         let lost = self.check_lost(&volume, block).await?;
         self.meter.ended(Operation::ReadAll, self.check_files(&volume, &site)).await?;
         drop(site);
-        let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
+        let closing = |past: &mut Past| {
+            past.note_lost(lost.clone());
+            Changed::Nothing
+        };
+        let begin = self.log.begin(usize::MAX, "closing".into(), closing).0;
         let done = self.meter.ended(Operation::Close, volume.close()).await;
         let done = done.map_err(of_checkpoint);
         let is_closed = done.is_ok();
