@@ -33,14 +33,14 @@ static int drop_refused(File *file, sqlite3_int64 offset) {
 static int close_file(sqlite3_file *base) {
     File *file = (File *)base;
     int result = SQLITE_OK;
-    if (file->database)
-        file->database->log = NULL;
+    join_part(file);
     /*
      * After fork(2) this is a copy of what the parent still uses: pins, locks, index, name of a
      * journal.
      */
     if (store_is_parents(file))
         return SQLITE_IOERR_CLOSE;
+    join_remove(file);
     fetch_end_all(file);
     shm_unmap(base, 0);
     lock_release(base, SQLITE_LOCK_NONE);
@@ -92,12 +92,37 @@ static int begin_write(File *file, sqlite3_int64 offset) {
     return SQLITE_OK;
 }
 
-static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
-    File *file = (File *)base;
+/*
+ * A VFS above may keep the frames elsewhere in the log than SQLite has them. They are not cut by
+ * the index then: the last committed one does not have its salt.
+ */
+static int is_end(const File *log, const LogEnd *end) {
+    static const uint8_t magic[3] = {0x37, 0x7f, 0x06};
+    uint8_t bytes[16];
+    struct iovec start = {bytes, sizeof bytes};
+    if (fby_preadv2(log->file, &start, 1, end->last, 0) != (int64_t)sizeof bytes)
+        return 0;
+    if (!end->offset)
+        return memcmp(bytes, magic, sizeof magic) == 0;
+    return memcmp(bytes + 8, end->salt, sizeof end->salt) == 0;
+}
+
+/*
+ * A write or a sync of a log failed, so its transaction has to roll back. The next write cuts it
+ * again: frames that are committed, and that the cache could not write since, are reported once
+ * more.
+ */
+static void refuse(File *log) {
+    const int its_errno = log->last_errno;
+    LogEnd end;
+    log->has_refused = 1;
+    if (log->database && shm_end_of_log(log->database, &end) && is_end(log, &end))
+        drop_refused(log, end.offset);
+    log->last_errno = its_errno;
+}
+
+static int write_all(File *file, const void *buf, int bytes, sqlite3_int64 offset) {
     struct iovec rest = {(void *)(uintptr_t)buf, (size_t)bytes};
-    int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
-    if (result != SQLITE_OK)
-        return result;
     while (rest.iov_len > 0) {
         int64_t wrote = fby_pwritev2(file->file, &rest, 1, offset, 0);
         if (wrote < 0)
@@ -111,23 +136,18 @@ static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_in
     return SQLITE_OK;
 }
 
+static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
+    File *file = (File *)base;
+    int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
+    if (result != SQLITE_OK)
+        return result;
+    return write_all(file, buf, bytes, offset);
+}
+
 static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
     File *file = (File *)base;
     int result = fby_ftruncate(file->file, size);
     return result < 0 ? failed(file, result, SQLITE_IOERR_TRUNCATE, file->name) : SQLITE_OK;
-}
-
-/*
- * The sync of a log failed. The next write cuts it again: frames that are committed, and that the
- * cache could not write since, are reported once more.
- */
-static void refuse(File *file) {
-    const int sync_errno = file->last_errno;
-    sqlite3_int64 end = file->database ? shm_end_of_log(file->database) : -1;
-    file->has_refused = 1;
-    if (end >= 0)
-        drop_refused(file, end);
-    file->last_errno = sync_errno;
 }
 
 /*
