@@ -11,7 +11,7 @@
  * recovery of the log, in this process or after its end, would commit what was refused then. So
  * nothing behind the last committed frame may stay. It is cut:
  *
- *  - by the failed sync, if the index tells where that frame ends;
+ *  - by the failed sync or write, if the index tells where that frame ends;
  *  - else by the next write. SQLite syncs a log at the end of a transaction, after a new header,
  *    and before a checkpoint. So that write is the first one of a transaction, or that header
  *    again. It comes behind the last committed frame, or at the start of a log that is in the
@@ -20,7 +20,10 @@
  *    locking_mode=EXCLUSIVE from the first access on, and no other connection writes the log then.
  */
 static int drop_refused(File *file, sqlite3_int64 offset) {
-    int result = fby_ftruncate(file->file, offset);
+    int64_t result = fby_lseek(file->file, 0, SEEK_END);
+    /* A log that a checkpoint has emptied since is shorter: no cut adds bytes. */
+    if (result > offset)
+        result = fby_ftruncate(file->file, offset);
     if (result < 0)
         return failed(file, result, SQLITE_IOERR_WRITE, file->name);
     /* The cache has tried to write these frames since the sync. It reports that here, once. */
@@ -28,6 +31,20 @@ static int drop_refused(File *file, sqlite3_int64 offset) {
     if (result < 0 && result != -ENOSPC && result != -EDQUOT && result != -EFBIG)
         return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
     return SQLITE_OK;
+}
+
+/*
+ * As drop_refused, where no write of SQLite follows. A cut keeps the part of a block before it, and
+ * reads that unless it is in the cache. If the cut fails, zeros end the log for a recovery: no
+ * header of a frame, and none of a log, has them.
+ */
+static void end_log(File *file, sqlite3_int64 offset) {
+    char zeros[24] = {0};
+    struct iovec header = {zeros, sizeof zeros};
+    if (drop_refused(file, offset) == SQLITE_OK || fby_lseek(file->file, 0, SEEK_END) <= offset)
+        return;
+    if (fby_pwritev2(file->file, &header, 1, offset, 0) == (int64_t)sizeof zeros)
+        fby_fdatasync(file->file);
 }
 
 static int close_file(sqlite3_file *base) {
@@ -45,7 +62,7 @@ static int close_file(sqlite3_file *base) {
     shm_unmap(base, 0);
     lock_release(base, SQLITE_LOCK_NONE);
     if (file->has_refused && file->begun >= 0)
-        drop_refused(file, file->begun);
+        end_log(file, file->begun);
     if (file->file)
         result = store_close(file);
     else
@@ -117,7 +134,7 @@ static void refuse(File *log) {
     LogEnd end;
     log->has_refused = 1;
     if (log->database && shm_end_of_log(log->database, &end) && is_end(log, &end))
-        drop_refused(log, end.offset);
+        end_log(log, end.offset);
     log->last_errno = its_errno;
 }
 
@@ -141,7 +158,10 @@ static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_in
     int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
     if (result != SQLITE_OK)
         return result;
-    return write_all(file, buf, bytes, offset);
+    result = write_all(file, buf, bytes, offset);
+    if (result != SQLITE_OK && file->is_log && !store_is_parents(file))
+        refuse(file);
+    return result;
 }
 
 static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
@@ -168,11 +188,25 @@ static int sync_with_name(File *file) {
     return result;
 }
 
+/*
+ * What a log has durable is committed, also if another database of the same transaction refuses it
+ * then, and SQLITE_FCNTL_COMMIT_PHASETWO does not come. Only with psow=0 may more writes, for a
+ * transaction that is not committed yet, follow its sync.
+ */
+static void end_sync(File *log) {
+    if (!log->has_refused && log->database && log->database->powersafe)
+        log->begun = -1;
+}
+
 static int sync_file(sqlite3_file *base, int flags) {
     File *file = (File *)base;
     int result = sync_with_name(file);
     (void)flags;
-    if (result != SQLITE_OK && file->is_log && !store_is_parents(file))
+    if (!file->is_log || store_is_parents(file))
+        return result;
+    if (result == SQLITE_OK)
+        end_sync(file);
+    else
         refuse(file);
     return result;
 }
