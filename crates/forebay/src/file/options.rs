@@ -337,3 +337,11 @@ impl OpenOptions {
         Err(Error::new(ErrorKind::SymlinkLoop, "open", "too many links on the way"))
     }
 }
+
+impl File {
+    /// Whether each write goes to the end of the file: see [`OpenOptions::append`].
+    #[must_use]
+    pub fn appends(&self) -> bool {
+        self.opener.write_flags.contains(IoFlags::APPEND)
+    }
+}
