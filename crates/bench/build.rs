@@ -3,14 +3,13 @@
 
 fn main() {
     let folder = "../capi/sqlite";
-    let sources =
-        ["error.c", "fetch.c", "file.c", "lock.c", "names.c", "shm.c", "store.c", "vfs.c"];
+    let sources = ["error", "fetch", "file", "join", "lock", "names", "shm", "store", "vfs"];
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed={folder}");
     println!("cargo:rerun-if-changed=../capi/forebay.h");
     let sqlite = std::env::var("DEP_SQLITE3_INCLUDE").expect("libsqlite3-sys says where it is");
     let mut build = cc::Build::new();
-    build.files(sources.map(|name| format!("{folder}/{name}")));
+    build.files(sources.map(|name| format!("{folder}/{name}.c")));
     build.include("../capi").include(folder).include(sqlite).define("SQLITE_CORE", None);
     build.std("c99").opt_level(2).compile("forebay_sqlite");
 }

@@ -11,7 +11,7 @@
  * recovery of the log, in this process or after its end, would commit what was refused then. So
  * nothing behind the last committed frame may stay. It is cut:
  *
- *  - by the failed sync, if the index tells where that frame ends;
+ *  - by the failed sync or write, if the index tells where that frame ends;
  *  - else by the next write. SQLite syncs a log at the end of a transaction, after a new header,
  *    and before a checkpoint. So that write is the first one of a transaction, or that header
  *    again. It comes behind the last committed frame, or at the start of a log that is in the
@@ -20,7 +20,10 @@
  *    locking_mode=EXCLUSIVE from the first access on, and no other connection writes the log then.
  */
 static int drop_refused(File *file, sqlite3_int64 offset) {
-    int result = fby_ftruncate(file->file, offset);
+    int64_t result = fby_lseek(file->file, 0, SEEK_END);
+    /* A log that a checkpoint has emptied since is shorter: no cut adds bytes. */
+    if (result > offset)
+        result = fby_ftruncate(file->file, offset);
     if (result < 0)
         return failed(file, result, SQLITE_IOERR_WRITE, file->name);
     /* The cache has tried to write these frames since the sync. It reports that here, once. */
@@ -30,22 +33,36 @@ static int drop_refused(File *file, sqlite3_int64 offset) {
     return SQLITE_OK;
 }
 
+/*
+ * As drop_refused, where no write of SQLite follows. A cut keeps the part of a block before it, and
+ * reads that unless it is in the cache. If the cut fails, zeros end the log for a recovery: no
+ * header of a frame, and none of a log, has them.
+ */
+static void end_log(File *file, sqlite3_int64 offset) {
+    char zeros[24] = {0};
+    struct iovec header = {zeros, sizeof zeros};
+    if (drop_refused(file, offset) == SQLITE_OK || fby_lseek(file->file, 0, SEEK_END) <= offset)
+        return;
+    if (fby_pwritev2(file->file, &header, 1, offset, 0) == (int64_t)sizeof zeros)
+        fby_fdatasync(file->file);
+}
+
 static int close_file(sqlite3_file *base) {
     File *file = (File *)base;
     int result = SQLITE_OK;
-    if (file->database)
-        file->database->log = NULL;
+    join_part(file);
     /*
      * After fork(2) this is a copy of what the parent still uses: pins, locks, index, name of a
      * journal.
      */
     if (store_is_parents(file))
         return SQLITE_IOERR_CLOSE;
+    join_remove(file);
     fetch_end_all(file);
     shm_unmap(base, 0);
     lock_release(base, SQLITE_LOCK_NONE);
     if (file->has_refused && file->begun >= 0)
-        drop_refused(file, file->begun);
+        end_log(file, file->begun);
     if (file->file)
         result = store_close(file);
     else
@@ -92,12 +109,37 @@ static int begin_write(File *file, sqlite3_int64 offset) {
     return SQLITE_OK;
 }
 
-static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
-    File *file = (File *)base;
+/*
+ * A VFS above may keep the frames elsewhere in the log than SQLite has them. They are not cut by
+ * the index then: the last committed one does not have its salt.
+ */
+static int is_end(const File *log, const LogEnd *end) {
+    static const uint8_t magic[3] = {0x37, 0x7f, 0x06};
+    uint8_t bytes[16];
+    struct iovec start = {bytes, sizeof bytes};
+    if (fby_preadv2(log->file, &start, 1, end->last, 0) != (int64_t)sizeof bytes)
+        return 0;
+    if (!end->offset)
+        return memcmp(bytes, magic, sizeof magic) == 0;
+    return memcmp(bytes + 8, end->salt, sizeof end->salt) == 0;
+}
+
+/*
+ * A write or a sync of a log failed, so its transaction has to roll back. The next write cuts it
+ * again: frames that are committed, and that the cache could not write since, are reported once
+ * more.
+ */
+static void refuse(File *log) {
+    const int its_errno = log->last_errno;
+    LogEnd end;
+    log->has_refused = 1;
+    if (log->database && shm_end_of_log(log->database, &end) && is_end(log, &end))
+        end_log(log, end.offset);
+    log->last_errno = its_errno;
+}
+
+static int write_all(File *file, const void *buf, int bytes, sqlite3_int64 offset) {
     struct iovec rest = {(void *)(uintptr_t)buf, (size_t)bytes};
-    int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
-    if (result != SQLITE_OK)
-        return result;
     while (rest.iov_len > 0) {
         int64_t wrote = fby_pwritev2(file->file, &rest, 1, offset, 0);
         if (wrote < 0)
@@ -111,23 +153,21 @@ static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_in
     return SQLITE_OK;
 }
 
+static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
+    File *file = (File *)base;
+    int result = file->is_log ? begin_write(file, offset) : SQLITE_OK;
+    if (result != SQLITE_OK)
+        return result;
+    result = write_all(file, buf, bytes, offset);
+    if (result != SQLITE_OK && file->is_log && !store_is_parents(file))
+        refuse(file);
+    return result;
+}
+
 static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
     File *file = (File *)base;
     int result = fby_ftruncate(file->file, size);
     return result < 0 ? failed(file, result, SQLITE_IOERR_TRUNCATE, file->name) : SQLITE_OK;
-}
-
-/*
- * The sync of a log failed. The next write cuts it again: frames that are committed, and that the
- * cache could not write since, are reported once more.
- */
-static void refuse(File *file) {
-    const int sync_errno = file->last_errno;
-    sqlite3_int64 end = file->database ? shm_end_of_log(file->database) : -1;
-    file->has_refused = 1;
-    if (end >= 0)
-        drop_refused(file, end);
-    file->last_errno = sync_errno;
 }
 
 /*
@@ -148,11 +188,25 @@ static int sync_with_name(File *file) {
     return result;
 }
 
+/*
+ * What a log has durable is committed, also if another database of the same transaction refuses it
+ * then, and SQLITE_FCNTL_COMMIT_PHASETWO does not come. Only with psow=0 may more writes, for a
+ * transaction that is not committed yet, follow its sync.
+ */
+static void end_sync(File *log) {
+    if (!log->has_refused && log->database && log->database->powersafe)
+        log->begun = -1;
+}
+
 static int sync_file(sqlite3_file *base, int flags) {
     File *file = (File *)base;
     int result = sync_with_name(file);
     (void)flags;
-    if (result != SQLITE_OK && file->is_log && !store_is_parents(file))
+    if (!file->is_log || store_is_parents(file))
+        return result;
+    if (result == SQLITE_OK)
+        end_sync(file);
+    else
         refuse(file);
     return result;
 }

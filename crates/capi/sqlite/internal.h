@@ -7,6 +7,7 @@
  *   shm.c    the index of a write-ahead log, in memory of this process
  *   fetch.c  pages without a copy
  *   store.c  the cache, volumes, and how a file of either kind is opened
+ *   join.c   which database a log belongs to
  *   names.c  attributes, access, deletion and syncs of folders, by name
  *   error.c  results of calls that failed
  *
@@ -183,6 +184,17 @@ int store_is_journal_durable(const char *journal);
 void store_note_journal(const char *journal, int is_durable);
 int store_make_volume(const char *name, sqlite3_int64 bytes);
 
+/* join.c */
+/* A database that is opened with `name`; join_remove when it is closed. SQLITE_NOMEM, or OK. */
+int join_add(File *database);
+void join_remove(const File *database);
+/* Joins a log that was opened and the database of its connection, if that is known. */
+void join_database(File *log);
+/* Parts a file that is closed from the one that it was joined with. */
+void join_part(File *file);
+/* In a child of fork(2): nothing is open. */
+void join_begin_child(void);
+
 /* names.c */
 /* In a volume: a new journal gets the permissions of its database. */
 void store_take_mode(File *file, const char *database);
@@ -212,11 +224,13 @@ int lock_is_reserved(sqlite3_file *base, int *result);
 int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile **memory);
 int shm_lock(sqlite3_file *base, int offset, int count, int flags);
 void shm_barrier(sqlite3_file *base);
-/*
- * Where the committed frames of the log end; -1 unless the connection may write it now, and has an
- * index here.
- */
-sqlite3_int64 shm_end_of_log(const File *database);
+/* Of a log: where its committed frames end, where the last one begins, and their salt. */
+typedef struct {
+    sqlite3_int64 offset, last;
+    uint8_t salt[8];
+} LogEnd;
+/* 0 unless the connection may write the log now, and has an index here. */
+int shm_end_of_log(const File *database, LogEnd *found);
 int shm_unmap(sqlite3_file *base, int delete_it);
 
 /* fetch.c */

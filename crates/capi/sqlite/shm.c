@@ -113,29 +113,32 @@ int shm_lock(sqlite3_file *base, int offset, int count, int flags) {
  * The index begins with a header of SQLite's file format, in the order of bytes of the machine. Its
  * number of frames grows only after the sync of a commit, and only the writer changes it.
  */
-sqlite3_int64 shm_end_of_log(const File *database) {
+int shm_end_of_log(const File *database, LogEnd *found) {
     Node *node = database->node;
     struct {
         uint32_t version, unused, change;
         uint8_t is_made, is_big_endian;
         uint16_t page_size;
-        uint32_t frames;
-    } header = {0, 0, 0, 0, 0, 0, 0};
+        uint32_t frames, pages, checksum[2];
+        uint8_t salt[8];
+    } header;
     const int is_alone = database->level == SQLITE_LOCK_EXCLUSIVE;
     const int is_writer = is_alone || database->shm_exclusive & WRITE_SLOT;
-    sqlite3_int64 page;
+    sqlite3_int64 frame;
+    memset(&header, 0, sizeof header);
     if (!node || !database->has_shm || !is_writer)
-        return -1;
+        return 0;
     pthread_mutex_lock(&node->mutex);
     if (node->region_count > 0)
         memcpy(&header, node->regions[0], sizeof header);
     pthread_mutex_unlock(&node->mutex);
     if (!header.is_made)
-        return -1;
-    if (!header.frames)
         return 0;
-    page = header.page_size == 1 ? 65536 : header.page_size;
-    return 32 + header.frames * (24 + page);
+    frame = 24 + (header.page_size == 1 ? 65536 : header.page_size);
+    found->offset = header.frames ? 32 + header.frames * frame : 0;
+    found->last = header.frames ? found->offset - frame : 0;
+    memcpy(found->salt, header.salt, sizeof header.salt);
+    return 1;
 }
 
 /* Orders the plain reads and writes of the index before it with those after it. */

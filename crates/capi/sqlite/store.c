@@ -60,6 +60,7 @@ static void begin_child(void) {
     all.parents = parents;
     all.process.pid = getpid();
     all.process.generation = generation;
+    join_begin_child();
 }
 
 static int watch_result;

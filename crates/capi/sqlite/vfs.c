@@ -61,19 +61,6 @@ static int make_new(File *file, int flags, int *exists) {
 }
 
 /*
- * Joins a log and the database of its connection. A VFS between this one and SQLite has files of
- * its own, which are left alone.
- */
-static void join_database(File *log) {
-    sqlite3_file *database = sqlite3_database_file_object(log->name);
-    log->begun = -1;
-    if (database->pMethods != &forebay_methods)
-        return;
-    log->database = (File *)database;
-    log->database->log = log;
-}
-
-/*
  * A connection that only reads opens the file for writing, too, if it may: only then is the lock of
  * the file exclusive, and no other process writes it.
  */
@@ -92,6 +79,8 @@ static int open_new(File *file, const char *name, int flags) {
      * A journal is opened at any time, with the parameters of its database: it must not set the
      * budget.
      */
+    if (file->is_database && join_add(file) != SQLITE_OK)
+        return SQLITE_NOMEM;
     result = store_enter(file->is_database ? sqlite3_uri_parameter(name, "budget") : NULL);
     volume_bytes = sqlite3_uri_int64(name, "volume_size", 0);
     if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
@@ -212,8 +201,10 @@ static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, in
         store_wait(file); /* xLock tries again. */
         result = SQLITE_OK;
     }
-    if (result != SQLITE_OK)
+    if (result != SQLITE_OK) {
+        join_remove(file);
         return result;
+    }
     if (file->is_log)
         join_database(file);
     base->pMethods = &forebay_methods;

@@ -41,7 +41,8 @@ use std::sync::{PoisonError, RwLock};
 pub struct Backend(RwLock<Option<File>>);
 
 impl Backend {
-    /// Serves a database from this file. An empty file becomes a new database.
+    /// Serves a database from this file. An empty file becomes a new database. A file that was
+    /// opened with `append` is refused by each call: its writes would not go where redb wants them.
     pub fn new(file: File) -> Self {
         Self(RwLock::new(Some(file)))
     }
@@ -49,6 +50,12 @@ impl Backend {
     fn with_file<T>(&self, operate: impl FnOnce(&File) -> forebay::Result<T>) -> io::Result<T> {
         let file = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let file = file.as_ref().ok_or_else(|| io::Error::other("the back end is closed"))?;
+        if file.appends() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the file was opened to append",
+            ));
+        }
         operate(file).map_err(io::Error::from)
     }
 }

@@ -192,6 +192,31 @@ static void fifo_is_refused(fby_cache *cache, const char *name) {
     alarm(0);
 }
 
+/*
+ * The one who makes a file has it open for writing, whatever its permissions are. Root may open any
+ * file.
+ */
+static void permissions_are_for_later_openers(fby_cache *cache, const char *folder) {
+    static const mode_t modes[] = {0444, 0400, 0200, 0040};
+    const char *name = in_folder(folder, "readonly");
+    fby_open_how how = {0};
+    const uid_t own = geteuid();
+    struct stat found;
+    fby_file *file;
+    CHECK(own || (chmod(folder, 0777) == 0 && seteuid(1000) == 0));
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        how.mode = modes[i];
+        IS(fby_open(cache, name, O_RDWR | O_CREAT | O_EXCL, &how, sizeof how, &file), 0);
+        IS(write_at(file, "text", 4, 0, 0), 4);
+        IS(fby_fdatasync(file), 0);
+        CHECK(stat(name, &found) == 0);
+        IS(found.st_mode & 07777, how.mode);
+        IS(fby_close(file), 0);
+        CHECK(unlink(name) == 0);
+    }
+    CHECK(own || seteuid(0) == 0);
+}
+
 /* How it is to be opened, with a size that no version of the struct had. */
 static void how_of_wrong_size_is_refused(fby_cache *cache, const char *name) {
     fby_open_how how = {0};
@@ -215,6 +240,7 @@ int main(int argc, char **argv) {
     residency_and_advice(file);
     opens(cache, folder);
     fifo_is_refused(cache, in_folder(folder, "fifo"));
+    permissions_are_for_later_openers(cache, folder);
     how_of_wrong_size_is_refused(cache, in_folder(folder, "any"));
     FAILS(fby_cache_close(cache), EBUSY, "1 files");
     IS(fby_close(file), 0);

@@ -4,7 +4,7 @@
  * 2 MiB.
  */
 #include "check.h"
-#include "sqlite/internal.h"
+#include "sqlite_above.h"
 #include "sqlite_check.h"
 
 #include <poll.h>
@@ -23,6 +23,34 @@ int fby_open(fby_cache *cache, const char *path, int flags, const fby_open_how *
     REAL(fby_open);
     cached_journals += length >= sizeof end && strcmp(path + length - (sizeof end - 1), end) == 0;
     return call(cache, path, flags, how, how_size, file);
+}
+
+/* Whether no file can be cut, as on a disk whose reads fail. */
+static int cuts_fail;
+
+int fby_ftruncate(fby_file *file, int64_t size) {
+    REAL(fby_ftruncate);
+    return cuts_fail ? -EIO : call(file, size);
+}
+
+/* The next sync that succeeds takes the last space: the write that follows it fails. */
+static int last_space_is_synced, next_write_fails;
+
+int fby_fdatasync(fby_file *file) {
+    int result;
+    REAL(fby_fdatasync);
+    result = call(file);
+    next_write_fails = last_space_is_synced && result == 0;
+    last_space_is_synced = last_space_is_synced && result != 0;
+    return result;
+}
+
+int64_t fby_pwritev2(fby_file *file, const struct iovec *iov, int iovcnt, int64_t offset, uint32_t flags) {
+    REAL(fby_pwritev2);
+    if (!next_write_fails)
+        return call(file, iov, iovcnt, offset, flags);
+    next_write_fails = 0;
+    return -ENOSPC;
 }
 
 static uint64_t failed_bytes(void) {
@@ -245,6 +273,102 @@ static void close_leaves_the_frames_of_those_it_let_in(const char *folder, const
     fill_but(folder, 256 << 10);
 }
 
+/* The only connection; the index of its log is memory of SQLite. Its close keeps the log. */
+static sqlite3 *opened_alone(const char *uri) {
+    sqlite3 *db = opened(uri);
+    ran(db, modes[3]);
+    IS(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
+    return db;
+}
+
+/* The close cuts a transaction that is durable, mark and all, and whose padding had no space. */
+static void close_cuts_what_was_synced_and_refused(const char *uri) {
+    char padded[620];
+    sqlite3 *db;
+    long long sum;
+    snprintf(padded, sizeof padded, "%s&psow=0", uri);
+    db = opened_alone(padded);
+    ran(db, small);
+    sum = number(db, "SELECT sum(a) FROM t");
+    last_space_is_synced = 1;
+    IS(sqlite3_exec(db, small, NULL, NULL, NULL), SQLITE_FULL);
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    closed(db);
+}
+
+/*
+ * SQLite commits in one database after the other. The first one has committed, and shows that, when
+ * the second one is refused. Its close does not take that back.
+ */
+static void close_leaves_what_one_database_has_committed(const char *folder, const char *uri) {
+    char attach[700];
+    sqlite3 *db = opened_alone(uri);
+    long long sum;
+    ran(db, small);
+    snprintf(attach, sizeof attach, "ATTACH 'file:%s/second.db?vfs=forebay' AS second", folder);
+    ran(db, attach);
+    CHECK(strcmp(text(db, "PRAGMA second.journal_mode=wal"), "wal") == 0);
+    ran(db, "PRAGMA second.synchronous=full; CREATE TABLE second.u(b)");
+    ran(db, "BEGIN");
+    ran(db, small);
+    ran(db, "INSERT INTO u SELECT b FROM t");
+    IS(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_FULL);
+    CHECK(sqlite3_get_autocommit(db));
+    sum = number(db, "SELECT sum(a) FROM main.t");
+    IS(number(db, "SELECT count(*) FROM second.u"), 0);
+    IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+    IS(number(db, "SELECT sum(a) FROM main.t"), sum);
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    closed(db);
+    IS(unlink(in_folder(folder, "second.db")), 0);
+    IS(unlink(in_folder(folder, "second.db-wal")), 0);
+}
+
+/* A checkpoint has emptied the log since the refusal. The close cuts nothing, and adds nothing. */
+static void close_adds_nothing_to_an_empty_log(const char *folder, const char *uri) {
+    sqlite3 *db = opened_alone(uri);
+    struct stat found;
+    int persists = 1;
+    ran(db, small);
+    IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    /* The first one may report what the cache could not write before. */
+    sqlite3_exec(db, "PRAGMA wal_checkpoint", NULL, NULL, NULL);
+    IS(number(db, "PRAGMA wal_checkpoint(truncate)"), 0);
+    IS(sqlite3_file_control(db, "main", SQLITE_FCNTL_PERSIST_WAL, &persists), SQLITE_OK);
+    closed(db);
+    CHECK(stat(in_folder(folder, "a.db-wal"), &found) == 0);
+    IS(found.st_size, 0);
+    fill_but(folder, 256 << 10);
+}
+
+/*
+ * A VFS above has the frames elsewhere in the log. The failed sync cuts nothing of what is
+ * committed, and the next write cuts what was refused.
+ */
+static void cut_leaves_frames_that_are_elsewhere(const char *folder) {
+    char uri[600];
+    sqlite3 *db;
+    long long sum;
+    snprintf(uri, sizeof uri, "file:%s/a.db?vfs=shifted", folder);
+    db = opened(uri);
+    ran(db, modes[0]);
+    IS(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
+    ran(db, small);
+    sum = number(db, "SELECT sum(a) FROM t");
+    IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+    commit_after_other(db);
+    closed(db);
+    db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+}
+
 /*
  * The cache has never had a rollback journal of the host. To look for its content there would wait
  * for any process that holds a lock on it.
@@ -271,28 +395,53 @@ static void made_for_a_kill(const char *folder, const char *name, int page) {
     fill_but(folder, 256 << 10);
 }
 
+/* How a transaction is refused, in a process that is killed then. */
+typedef struct {
+    int page;
+    const char *parameters;
+    /* Its statement, and whether the log cannot be cut. */
+    const char *sql;
+    int cuts_fail;
+} Refusal;
+
+/*
+ * With psow=0 the sync is within a frame, and frames with commit marks follow it. The last but one
+ * commit is durable, mark and all, when the write of such a frame finds no space.
+ */
+static const Refusal refusals[] = {
+    {4096, "vfs=forebay", large, 0},
+    {65536, "vfs=forebay", large, 0},
+    {4096, "vfs=forebay&psow=0", large, 0},
+    {4096, "vfs=above", large, 0},
+    {4096, "vfs=forebay", large, 1},
+    {4096, "vfs=forebay&psow=0", small, 0},
+    {4096, "vfs=forebay&psow=0", small, 1},
+};
+
 /*
  * The process is killed after the refusal, and after the cache had space and time to write what it
- * still had. SQLite's own VFS recovers what is there. With psow=0 the sync is within a frame, and
- * frames with commit marks follow it.
+ * still had. SQLite's own VFS recovers what is there.
  */
-static void refused_is_not_committed_after_a_kill(const char *folder, int page, const char *more) {
+static void refused_is_not_committed_after_a_kill(const char *folder, const Refusal *refusal) {
     char name[600];
     sqlite3 *db;
     int status;
     pid_t child;
     snprintf(name, sizeof name, "file:%s/k.db", folder);
-    made_for_a_kill(folder, name, page);
+    made_for_a_kill(folder, name, refusal->page);
     child = fork();
     CHECK(child >= 0);
     if (!child) {
-        strcat(strcat(name, "?vfs=forebay"), more);
+        strcat(strcat(name, "?"), refusal->parameters);
         IS(forebay_sqlite_register(0), SQLITE_OK);
+        register_above();
         db = opened(name);
         CHECK(strcmp(text(db, "PRAGMA journal_mode=wal"), "wal") == 0);
         ran(db, "PRAGMA synchronous=full");
         ran(db, small);
-        IS(sqlite3_exec(db, large, NULL, NULL, NULL), SQLITE_FULL);
+        cuts_fail = refusal->cuts_fail;
+        last_space_is_synced = refusal->sql == small;
+        IS(sqlite3_exec(db, refusal->sql, NULL, NULL, NULL), SQLITE_FULL);
         CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
         poll(NULL, 0, 500);
         IS(raise(SIGKILL), 0);
@@ -314,9 +463,8 @@ int main(int argc, char **argv) {
     CHECK(argc == 2);
     snprintf(uri, sizeof uri, "file:%s/a.db?vfs=forebay", argv[1]);
     snprintf(journal, sizeof journal, "%s/a.db-journal", argv[1]);
-    refused_is_not_committed_after_a_kill(argv[1], 4096, "");
-    refused_is_not_committed_after_a_kill(argv[1], 65536, "");
-    refused_is_not_committed_after_a_kill(argv[1], 4096, "&psow=0");
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
+        refused_is_not_committed_after_a_kill(argv[1], &refusals[i]);
     IS(forebay_sqlite_register(0), SQLITE_OK);
     db = opened(uri);
     ran(db, "PRAGMA journal_mode=delete; PRAGMA synchronous=full; CREATE TABLE t(a, b)");
@@ -343,6 +491,12 @@ int main(int argc, char **argv) {
     accepted_is_kept_without_space(argv[1], uri, modes[4]);
     close_leaves_the_frames_of_others(argv[1], uri);
     close_leaves_the_frames_of_those_it_let_in(argv[1], uri);
+    close_cuts_what_was_synced_and_refused(uri);
+    close_leaves_what_one_database_has_committed(argv[1], uri);
+    close_adds_nothing_to_an_empty_log(argv[1], uri);
+    register_above();
+    cut_leaves_frames_that_are_elsewhere(argv[1]);
+    unregister_above();
     journal_is_deleted_past_the_cache(uri);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);

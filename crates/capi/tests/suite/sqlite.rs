@@ -76,6 +76,11 @@ fn sqlite_replaced_database_has_the_locks_of_the_opened_file() {
 }
 
 #[test]
+fn sqlite_files_below_another_vfs_have_names_of_its_own() {
+    sanitized("sqlite_shim");
+}
+
+#[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
 }

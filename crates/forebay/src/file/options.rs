@@ -8,12 +8,14 @@ use crate::cache::Cache;
 use crate::volume::Volume;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DeviceRef, DirectIo};
+use forebay_block::{DeviceRef, DirectIo, FileDevice, FileIdentity, FileOptions};
 use forebay_vfs::path::{Last, Place, SYMLINKS_MAX, resolve, resolve_parent};
 use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags};
+use std::fs::Permissions;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 /// How a file is opened, in the manner of [`std::fs::OpenOptions`]: [`OpenOptions::open`] opens a
 /// raw image, [`OpenOptions::open_in`] a file of a volume.
@@ -71,6 +73,18 @@ fn not_a_link(attr: Attr) -> Result<Attr> {
         }
         _ => Ok(attr),
     }
+}
+
+/// Opens a file while its owner may read and write it. As with open(2), the permissions of a file
+/// count for those who open it later, not for the one who makes it.
+fn with_rights(made: &std::fs::File, open: impl FnOnce() -> Result<File>) -> Result<File> {
+    let fail = |e| Error::from_io("open", e);
+    let wanted = made.metadata().map_err(fail)?.permissions();
+    let widened = Permissions::from_mode(wanted.mode() | 0o600);
+    made.set_permissions(widened).map_err(fail)?;
+    let opened = open();
+    made.set_permissions(wanted).map_err(fail)?;
+    opened
 }
 
 impl OpenOptions {
@@ -172,10 +186,11 @@ impl OpenOptions {
 
     fn open_raw(&self, cache: &Cache, path: &Path) -> Result<File> {
         self.check()?;
-        if self.create || self.create_new {
-            self.make_raw(path)?;
-        }
-        let file = cache.open_raw(path, &self.raw(), self.access())?;
+        let made = if self.create || self.create_new { self.make_raw(path)? } else { None };
+        let file = match made {
+            Some(made) => self.open_made(cache, path, &made)?,
+            None => cache.open_raw(path, &self.raw(), self.access())?,
+        };
         if self.truncate {
             file.set_len(0)?;
             self.create_size.map_or(Ok(()), |size| file.set_len(size))?;
@@ -183,21 +198,55 @@ impl OpenOptions {
         Ok(file)
     }
 
-    fn make_raw(&self, path: &Path) -> Result<()> {
+    /// The file, if this call has made it, and not the target of a symbolic link.
+    fn make_raw(&self, path: &Path) -> Result<Option<std::fs::File>> {
         let mut options = std::fs::OpenOptions::new();
-        // With O_EXCL the host follows no symbolic link at the last name.
-        let has_to_be_new = self.create_new || self.no_follow;
-        options.write(true).create(true).create_new(has_to_be_new).truncate(false);
+        options.write(true).create(true).create_new(true).truncate(false);
         if let Some(mode) = self.mode {
             options.mode(mode.into());
         }
         // An existing file is not opened here, because another program may hold its lock.
         if !self.create_new && path.exists() {
-            return Ok(());
+            return Ok(None);
         }
-        match options.open(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && !self.create_new => Ok(()),
-            made => made.map(drop).map_err(|e| Error::from_io("open", e)),
+        let exists = |e: &std::io::Error| e.kind() == std::io::ErrorKind::AlreadyExists;
+        let made = match options.open(path) {
+            // With O_EXCL the host follows no symbolic link at the last name.
+            Err(e) if exists(&e) && !self.create_new && !self.no_follow => {
+                options.create_new(false).open(path).map(|_| None)
+            }
+            Err(e) if exists(&e) && !self.create_new => Ok(None),
+            made => made.map(Some),
+        };
+        made.map_err(|e| Error::from_io("open", e))
+    }
+
+    /// Opens the file that this call has made, whatever its permissions are, and removes it if it
+    /// is refused.
+    fn open_made(&self, cache: &Cache, path: &Path, made: &std::fs::File) -> Result<File> {
+        let open = || cache.open_raw(path, &self.raw(), self.access());
+        let opened = match open() {
+            Err(e) if e.kind() == ErrorKind::Permission => with_rights(made, open),
+            opened => opened,
+        };
+        opened.inspect_err(|_| self.remove_made(cache, path, made))
+    }
+
+    /// An opener that came meanwhile and writes holds the lock: then the file stays.
+    fn remove_made(&self, cache: &Cache, path: &Path, made: &std::fs::File) {
+        let options = FileOptions {
+            read_only: true,
+            direct_io: DirectIo::Off,
+            no_follow: true,
+            lock_wait: Duration::ZERO,
+            ..FileOptions::default()
+        };
+        let device = FileDevice::open(path, &options, &cache.shared.engine);
+        let (Ok(device), Ok(made)) = (device, made.metadata()) else { return };
+        let is_new = made.len() == 0 || Some(made.len()) == self.create_size;
+        let is_made = FileIdentity::Inode(made.dev(), made.ino());
+        if is_new && device.identity().is_ok_and(|found| found == is_made) {
+            let _gone = std::fs::remove_file(path);
         }
     }
 
@@ -286,5 +335,13 @@ impl OpenOptions {
             }
         }
         Err(Error::new(ErrorKind::SymlinkLoop, "open", "too many links on the way"))
+    }
+}
+
+impl File {
+    /// Whether each write goes to the end of the file: see [`OpenOptions::append`].
+    #[must_use]
+    pub fn appends(&self) -> bool {
+        self.opener.write_flags.contains(IoFlags::APPEND)
     }
 }

@@ -211,6 +211,25 @@ fn options_make_empty_and_refuse_in_both_places() {
     }
 }
 
+/// So the same call is refused for the same reason again, and not because the file exists.
+#[test]
+fn refused_open_leaves_no_new_file() {
+    let places = Places::new("file-refused");
+    let path = places.dir.path("f");
+    for create_size in [0, 1 << 20] {
+        let mut how = OpenOptions::read_write();
+        how.create_new(true).block_size(300).create_size(create_size);
+        for _ in 0..2 {
+            refused(how.open(&places.cache, &path), ErrorKind::InvalidInput, "f");
+            assert!(!path.exists());
+        }
+    }
+    std::fs::write(&path, "").unwrap();
+    let how = OpenOptions::read_write().create(true).block_size(300).clone();
+    refused(how.open(&places.cache, &path), ErrorKind::InvalidInput, "f");
+    assert!(path.exists(), "it was there before");
+}
+
 /// The target is neither opened, also if the cache has it open already, nor made.
 #[test]
 fn link_with_no_follow_is_refused_in_both_places() {

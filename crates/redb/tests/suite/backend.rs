@@ -84,6 +84,19 @@ fn volume_keeps_rules_of_a_back_end() {
     keeps_rules(true);
 }
 
+/// Its commits would succeed, and the database would be gone.
+#[test]
+fn file_that_appends_is_refused() {
+    let fixture = Fixture::new("append", false);
+    let mut options = OpenOptions::read_write();
+    let file = options.create(true).append(true).open(&fixture.cache, fixture.folder.join("db"));
+    let backend = Backend::new(file.unwrap());
+    assert_eq!(backend.len().unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert!(backend.write(0, &[1]).is_err());
+    assert!(Database::builder().create_with_backend(backend).is_err());
+    assert_eq!(fixture.open().size().unwrap(), 0);
+}
+
 /// Commits of several sizes, an abort, a savepoint, compaction; then the same content after each
 /// opening, and no repair.
 fn keeps_content(in_volume: bool) {
