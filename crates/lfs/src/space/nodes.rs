@@ -114,7 +114,7 @@ impl NodeSlots {
     }
 
     /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments. This
-    /// runs once for each checkpoint, which also sorts the segments in [`Self::pack`], and when a
+    /// runs twice for each checkpoint, which also sorts the segments in [`Self::pack`], and when a
     /// segment is added: then at most one has a free slot, unless one has failed.
     fn recount(&mut self) {
         let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
