@@ -123,7 +123,7 @@ struct File {
     unsigned shm_shared, shm_exclusive;
     unsigned is_database : 1, sync_directory : 1, delete_on_close : 1;
     unsigned has_shm : 1, persist_wal : 1, powersafe : 1;
-    /* A log, and whether a sync of it has failed since its last write: see drop_refused. */
+    /* A log, and whether a sync or write of it failed and no write came since: see drop_refused. */
     unsigned is_log : 1, has_refused : 1;
     /* Another process has the file; the connection counts as a user of the cache. */
     unsigned is_waiting : 1;

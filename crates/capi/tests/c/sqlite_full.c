@@ -187,6 +187,21 @@ static void refused_is_not_committed_by_the_next_open(const char *folder, const 
 }
 
 /*
+ * The next connection finds this sum, and commits once there is space. Then the device is full
+ * again.
+ */
+static void goes_on(const char *folder, const char *uri, long long sum) {
+    sqlite3 *db = opened(uri);
+    IS(number(db, "SELECT sum(a) FROM t"), sum);
+    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
+    commit_after_other(db);
+    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    fill_but(folder, 256 << 10);
+}
+
+/*
  * With synchronous=NORMAL a commit needs no space. A checkpoint that fails refuses no commit: its
  * frames stay, in the cache, also when the last close cannot write them.
  */
@@ -201,14 +216,7 @@ static void accepted_is_kept_without_space(const char *folder, const char *uri, 
     IS(number(db, "SELECT sum(a) FROM t"), sum);
     closed(db);
     IS(store_has_failed_close(), 1);
-    db = opened(uri);
-    IS(number(db, "SELECT sum(a) FROM t"), sum);
-    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
-    commit_after_other(db);
-    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
-    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
-    closed(db);
-    fill_but(folder, 256 << 10);
+    goes_on(folder, uri, sum);
 }
 
 /*
@@ -233,14 +241,7 @@ static void close_leaves_the_frames_of_others(const char *folder, const char *ur
     IS(number(other, "SELECT sum(a) FROM t"), sum);
     CHECK(strcmp(text(other, "PRAGMA integrity_check"), "ok") == 0);
     closed(other);
-    db = opened(uri);
-    IS(number(db, "SELECT sum(a) FROM t"), sum);
-    CHECK(truncate(in_folder(folder, "filler"), 0) == 0);
-    commit_after_other(db);
-    IS(number(db, "SELECT sum(a) FROM t"), sum + 1);
-    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
-    closed(db);
-    fill_but(folder, 256 << 10);
+    goes_on(folder, uri, sum);
 }
 
 /*

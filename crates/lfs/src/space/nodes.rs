@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! free slot ──allocated──▶ node ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
-//!                           └── its checkpoint failed ──▶ free when the next one has its turn,
-//!                                                         or limbo if a slot may name it
+//!                           └── its checkpoint failed ──▶ free (N15), or limbo if a slot names it
 //! ```
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not
 //! overwritten. N12 the copies of a node lie in different segments. N13 a segment without nodes,
@@ -114,7 +113,7 @@ impl NodeSlots {
     }
 
     /// Counts [`Self::room`] from scratch, in the order in which [`Self::take`] uses segments. This
-    /// runs twice for each checkpoint, which also sorts the segments in [`Self::pack`], and when a
+    /// runs once for each checkpoint, which also sorts the segments in [`Self::pack`], and when a
     /// segment is added: then at most one has a free slot, unless one has failed.
     fn recount(&mut self) {
         let emptiness = |(n, slots): (&u32, &Slots)| (!slots.has_failed, slots.left, *n);
@@ -286,8 +285,9 @@ impl NodeSlots {
     /// turn of checkpoints. Returns the segments that have no node any more (N13).
     pub fn free_failed(&mut self) -> Vec<u32> {
         let failed = std::mem::take(&mut self.failed);
+        let is_any = !failed.is_empty();
         self.free(failed);
-        self.release()
+        if is_any { self.release() } else { Vec::new() }
     }
 
     /// Handles a durable checkpoint that gave up these places. It frees the places that the

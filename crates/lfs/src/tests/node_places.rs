@@ -17,9 +17,22 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule};
-use forebay_vfs::{FileSystem, Privileges, SetAttr};
+use forebay_vfs::{FileSystem, Ino, OpenFileRef, Privileges, SetAttr};
 
 const BLOCK: usize = 4096;
+
+/// Makes a checkpoint of a file with a block and 200 files without one. Returns that file, and the
+/// inodes of the others.
+async fn with_files(volume: &Volume) -> (OpenFileRef, Vec<Ino>) {
+    let (_, file) = create(volume, "f").await.unwrap();
+    write(&file, 0, &[0; BLOCK]).await.unwrap();
+    let mut inos = Vec::new();
+    for n in 0..200 {
+        inos.push(create(volume, &format!("file{n}")).await.unwrap().0);
+    }
+    volume.checkpoint().await.unwrap();
+    (file, inos)
+}
 
 /// The story: a node place at which a write had failed was allocated again with the next free
 /// places of its segment. Every second or third checkpoint used it, and failed. nodes.N14, for each
@@ -31,13 +44,7 @@ fn n14_node_place_with_failed_write_is_avoided() {
         let disk = setup.blank();
         disk.world().run(async {
             let volume = open(&setup, &disk).await.unwrap();
-            let (_, file) = create(&volume, "f").await.unwrap();
-            write(&file, 0, &[0; BLOCK]).await.unwrap();
-            let mut inos = Vec::new();
-            for n in 0..200 {
-                inos.push(create(&volume, &format!("file{n}")).await.unwrap().0);
-            }
-            volume.checkpoint().await.unwrap();
+            let (file, inos) = with_files(&volume).await;
             let root = root_of(&volume.0.checkpoints.superblock(), FILES_TREE).unwrap();
             let bad: Place = root.places.unwrap()[copy];
             let at = volume.0.layout.device_offset(bad);
@@ -73,13 +80,7 @@ fn n15_failed_checkpoints_use_up_no_places() {
     let disk = setup.blank();
     disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
-        let (_, file) = create(&volume, "f").await.unwrap();
-        write(&file, 0, &[0; BLOCK]).await.unwrap();
-        let mut inos = Vec::new();
-        for n in 0..200 {
-            inos.push(create(&volume, &format!("file{n}")).await.unwrap().0);
-        }
-        volume.checkpoint().await.unwrap();
+        let (file, inos) = with_files(&volume).await;
         let mut most = 0;
         let used = || volume.0.state.lock().space.nodes.used();
         let before = used();
