@@ -267,7 +267,7 @@ impl Cache {
     /// own. `Off` is refused while a volume with checksums is open: its files keep them stable.
     fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         let open = self.shared.volumes.all();
-        if to == StablePages::Off && open.iter().any(|open| open.volume.content_limits().sums) {
+        if to == StablePages::Off && open.iter().any(|open| open.volume.map_info().sums) {
             let text = "stable_pages=off: the volume keeps checksums of what is written";
             return Err(Error::new(ErrorKind::Unsupported, "tune", text));
         }

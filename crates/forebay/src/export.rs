@@ -162,15 +162,15 @@ impl FileExport {
 impl Export for FileExport {
     fn info(&self) -> ExportInfo {
         let physical = self.mapped.device().limits().physical_block;
-        let (fast_zero, can_trim) = self.mapped.ops.can_zero();
+        let map = self.mapped.ops.info();
         ExportInfo {
             size: self.mapped.size(),
             min_block: 1,
             preferred_block: (self.mapped.mapping.block_size() as u32).max(physical),
             max_request: MAX_REQUEST,
             read_only: !self.file.writable(),
-            can_trim,
-            fast_zero,
+            can_trim: map.zeroing_frees,
+            fast_zero: map.zeroes_fast,
             description: format!("{} ({})", self.file.name(), self.mode.get()),
         }
     }

@@ -268,13 +268,13 @@ impl Volume {
 
     /// Bytes of a block: the unit of content, of checksums and of state in the cache.
     pub fn block_size(&self) -> u32 {
-        self.open.volume.content_limits().unit
+        self.open.volume.map_info().unit
     }
 
     /// Whether the cache keeps bytes of files from changing while in flight, and why. Files with a
     /// setting of their own may differ.
     pub fn stable_pages_required(&self) -> (bool, &'static str) {
-        let limits = self.open.volume.content_limits();
+        let limits = self.open.volume.map_info();
         match self.cache.shared.pages.strategies.stable_pages() {
             StablePages::On => (true, "switched on"),
             StablePages::Off if !limits.sums => (false, "switched off"),

@@ -10,7 +10,7 @@
 
 use crate::file::MappedFile;
 use crate::obstacle::Obstacle;
-use crate::ops::MapOps;
+use crate::ops::{Admit, MapOps};
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, Result};
@@ -96,14 +96,14 @@ impl MappedFile {
         let block = self.mapping.block_size();
         let from = round_down(added.start, block);
         let bytes = round_up(added.end, block) - from;
-        if let Err(error) = self.ops.admit(bytes, self.held()) {
+        if let Err(error) = self.ops.admit(bytes, self.held(), Admit::New) {
             self.make_room(error, bytes).await?;
-            self.ops.admit(bytes, self.held())?;
+            self.ops.admit(bytes, self.held(), Admit::New)?;
         }
         Ok(Ahead { ops: &*self.ops, from, left: AtomicU64::new(bytes) })
     }
 
-    fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.mapping.dirty_bytes.load(Ordering::Relaxed)
     }
 
@@ -124,7 +124,7 @@ impl MappedFile {
         let from_ahead = new.min(added).min(ahead.left.load(Ordering::Relaxed));
         let bytes = new - from_ahead;
         if bytes > 0 {
-            self.ops.admit_within(bytes, self.held(), &range).map_err(Obstacle::NoRoom)?;
+            self.ops.admit(bytes, self.held(), Admit::Within(&range)).map_err(Obstacle::NoRoom)?;
         }
         Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
     }
@@ -147,7 +147,7 @@ impl MappedFile {
         let new = range.end - range.start;
         self.write_out_dirty().await;
         let mut rounds = 0;
-        while self.ops.admit_within(new, self.held(), &range).is_err() {
+        while self.ops.admit(new, self.held(), Admit::Within(&range)).is_err() {
             // Other writers may take the space each time.
             rounds += 1;
             if rounds > ROOM_ROUNDS || !self.ops.make_room(range.clone()).await {
@@ -163,7 +163,7 @@ impl MappedFile {
     /// map refuses again after that.
     pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
         self.write_out_dirty().await;
-        self.ops.admit(new, self.held()).map_err(|_| error)?;
+        self.ops.admit(new, self.held(), Admit::New).map_err(|_| error)?;
         self.ops.arrived(new);
         Ok(())
     }

@@ -41,7 +41,7 @@ impl MappedFile {
         flags: IoFlags,
     ) -> Result<bool> {
         let limits = self.device().limits();
-        let unit = u64::from(self.ops.unit().max(limits.logical_block));
+        let unit = u64::from(self.ops.info().unit.max(limits.logical_block));
         let end_ok = is_aligned(range.end, unit) || range.end == size;
         let align = u64::from(limits.memory_align);
         let why = if !is_aligned(range.start, unit) || !end_ok {
@@ -91,7 +91,7 @@ impl MappedFile {
         growth: &mut Option<Growth<'_>>,
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
-        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        let unit = u64::from(self.ops.info().unit.max(self.device().limits().logical_block));
         // The size does not move while its block is held (bounds.E5).
         let size = self.end();
         if range.end > size || (range.end != size && !is_aligned(range.end, unit)) {
@@ -114,7 +114,7 @@ impl MappedFile {
         if let Some(growth) = growth.take() {
             growth.done();
         }
-        if durable && !self.ops.fua_suffices() {
+        if durable && !self.ops.info().fua_suffices {
             self.publish_upto(range.end, src.blocking()).await?;
             // If this flush fails, all unflushed writes of the file may be lost, as after any
             // failed flush.
@@ -127,12 +127,13 @@ impl MappedFile {
     /// which may need private memory for that: the caller must hold no permit.
     async fn reserve_run(&self, range: &Range<u64>, held: Exclusive<'_>) -> Result<Run> {
         let mut flight = InFlight::new(self, held, range.clone());
-        let limits = self.ops.limits();
-        let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
+        let info = self.ops.info();
+        let unit = u64::from(info.unit.max(self.device().limits().logical_block));
         let whole = range.start..round_up(range.end, unit);
-        let places = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        let places =
+            self.ops.reserve(std::slice::from_ref(&whole), Class::Direct, &mut Vec::new()).await?;
         flight.reservation = Some(places);
-        Ok(Run { flight, unit, sums: limits.sums })
+        Ok(Run { flight, unit, sums: info.sums })
     }
 
     /// Writes a run to its places, and publishes it. Returns the resources of the operation, which

@@ -158,12 +158,13 @@ impl MappedFile {
     }
 
     fn check_blocks(ops: &dyn MapOps, block_size: u32) -> Result<()> {
-        let unit = ops.unit();
+        let info = ops.info();
+        let unit = info.unit;
         if !block_size.is_power_of_two() || !(512..=4096).contains(&block_size) {
             let text = format!("block size {block_size}: a power of two from 512 to 4096");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
-        if !ops.fua_suffices() && unit != block_size {
+        if !info.fua_suffices && unit != block_size {
             let text = format!("block size {block_size}: the map moves blocks of {unit}");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
@@ -199,7 +200,7 @@ impl MappedFile {
             let out = std::sync::Arc::downgrade(&file);
             cache.join(&file.mapping, out);
         }
-        cache.owners.set_label(file.mapping.id, file.ops.label());
+        cache.owners.set_label(file.mapping.id, file.ops.info().label);
         cache.fit_files();
         file
     }
@@ -292,7 +293,7 @@ impl MappedFile {
             return Err(overflows("write", offset, len));
         };
         let size = self.size();
-        if end > size && !self.ops.can_grow() {
+        if end > size && !self.ops.info().can_grow {
             return Err(ends_at(size, offset, len));
         }
         Ok(offset..end)

@@ -2,8 +2,8 @@
 //! cache before its I/O, so that other readers of the block wait for it.
 
 use crate::file::MappedFile;
-use crate::ops::MapOps;
 use crate::ops::Sums;
+use crate::ops::{Lookup, MapOps};
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::{Arc, Mutex};
@@ -100,7 +100,7 @@ struct Unsummed {
 impl Unsummed {
     fn of(file: &MappedFile) -> Option<Self> {
         let failures = file.ops.flush_failures();
-        let is_unsummed = failures.is_some() && !file.ops.limits().sums;
+        let is_unsummed = failures.is_some() && !file.ops.info().sums;
         is_unsummed.then(|| Self { ops: file.ops.clone(), failures })
     }
 
@@ -213,10 +213,10 @@ impl MappedFile {
             Err(other) => return other,
         };
         let mut bios = Vec::new();
-        self.build_reads(&mut planned.pieces, &error, &mut bios).await;
+        let bytes = self.build_reads(&mut planned.pieces, &error, &mut bios).await;
         debug_assert!(planned.pieces.is_empty(), "each has its read, or has ended");
         drop(planned);
-        self.issue_reads(bios, mode);
+        self.issue_reads(bios, bytes, mode);
         Filling::Started(error)
     }
 
@@ -363,25 +363,28 @@ impl MappedFile {
     }
 
     /// Turns planned pieces into bios: as few as the map, the device and the frames allow. Removes
-    /// each piece from the plan once its blocks are in bios.
+    /// each piece from the plan once its blocks are in bios. Returns the bytes that the device
+    /// reads.
     async fn build_reads(
         &self,
         planned: &mut VecDeque<Piece>,
         error: &FillError,
         bios: &mut Vec<Bio>,
-    ) {
+    ) -> u64 {
         let limits = self.device().limits();
         let device_block = u64::from(limits.logical_block);
         let max = MAX_BIO.min(u64::from(limits.max_transfer));
         let unsummed = Unsummed::of(self);
-        let mut open: Option<OpenRead> = None;
+        let (mut open, mut of_device): (Option<OpenRead>, u64) = (None, 0);
         while let Some(piece) = planned.front_mut() {
             let (whole, rest) = (piece.clone(), &mut piece.blocks);
             let piece = &whole;
             while !rest.is_empty() {
                 let range = self.mapping.range_of(piece.index, *rest);
-                let eof = round_up(piece.read_to, device_block.max(u64::from(self.ops.unit())));
-                let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
+                let eof =
+                    round_up(piece.read_to, device_block.max(u64::from(self.ops.info().unit)));
+                let wanted = range.start..range.end.min(eof).max(range.start);
+                let extent = self.ops.map(wanted, Lookup::Read).await;
                 let extent = match extent {
                     Ok(extent) => extent,
                     Err(e) => {
@@ -415,12 +418,15 @@ impl MappedFile {
                     let sums = sums[..run.len() as usize].into();
                     open.end.sums.push((piece.index, run.start, sums));
                 }
+                let before = open.bytes();
                 open.push(&self.locked(piece.index), piece, run, extent.len);
+                of_device += if extent.in_memory { 0 } else { open.bytes() - before };
                 open.end.pins.extend(extent.pin);
             }
             planned.pop_front();
         }
         bios.extend(open.map(OpenRead::close));
+        of_device
     }
 
     fn locked(&self, index: u64) -> FolioWrite<'_> {
@@ -433,10 +439,9 @@ impl MappedFile {
         end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, u64::MAX, true);
     }
 
-    fn issue_reads(&self, mut bios: Vec<Bio>, mode: FillMode) {
+    /// `bytes`: those that the device reads.
+    fn issue_reads(&self, mut bios: Vec<Bio>, bytes: u64, mode: FillMode) {
         let flags = if mode.background { BioFlags::BACKGROUND } else { BioFlags::SYNC };
-        let of_device = bios.iter().filter(|bio| !self.ops.is_in_memory(bio.offset));
-        let bytes: u64 = of_device.map(|bio| bio.len).sum();
         let counters = &self.cache.counters;
         let counter =
             if mode.background { &counters.readahead_bytes } else { &counters.miss_bytes };

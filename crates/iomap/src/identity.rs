@@ -1,7 +1,8 @@
 //! The map of a raw image: a byte of the file is the same byte of the device.
 
 use crate::ops::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+    BioOwned, Change, Class, Commit, Extent, Lookup, MapFuture, MapInfo, MapOps, Place,
+    Reservation, Written,
 };
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
@@ -68,35 +69,44 @@ impl MapOps for Identity {
         &self.device
     }
 
-    fn limits(&self) -> MapLimits {
+    fn info(&self) -> MapInfo {
         let limits = self.device.limits();
-        MapLimits { unit: limits.logical_block, sums: false, stable: limits.stable_writes }
+        MapInfo {
+            label: (0, 0),
+            unit: limits.logical_block,
+            sums: false,
+            stable: limits.stable_writes,
+            fua_suffices: true,
+            can_grow: self.device.can_grow(),
+            zeroes_fast: limits.write_zeroes,
+            zeroing_frees: limits.discard,
+        }
     }
 
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+    fn map(&self, range: Range<u64>, _why: Lookup) -> MapFuture<'_, Result<Extent>> {
         let (offset, len) = (range.start, range.end - range.start);
-        let device_offset = Some(offset);
-        let extent = Extent { offset, len, device_offset, sums: None, pin: None };
+        let (device_offset, in_memory) = (Some(offset), false);
+        let extent = Extent { offset, len, device_offset, sums: None, pin: None, in_memory };
         MapFuture::Now(Some(Ok(extent)))
     }
 
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        MapFuture::Now(self.try_reserve(runs, class, &mut Vec::new()))
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        self.device.extents(range.start, range.end - range.start, max)
     }
 
-    fn try_reserve(
+    fn reserve(
         &self,
         runs: &[Range<u64>],
         _class: Class,
         places: &mut Vec<Place>,
-    ) -> Option<Result<Reservation>> {
+    ) -> MapFuture<'_, Result<Reservation>> {
         let mut places = std::mem::take(places);
         places.extend(runs.iter().map(|run| Place {
             offset: run.start,
             len: run.end - run.start,
             device_offset: run.start,
         }));
-        Some(Ok(Reservation::in_place(places)))
+        MapFuture::Now(Some(Ok(Reservation::in_place(places))))
     }
 
     fn sequence(&self) -> u64 {
@@ -117,40 +127,16 @@ impl MapOps for Identity {
         })
     }
 
-    fn fua_suffices(&self) -> bool {
-        true
-    }
-
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep_allocated: bool,
-        fast_only: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.zero_range(range, keep_allocated, fast_only, owned))
-    }
-
-    fn can_grow(&self) -> bool {
-        self.device.can_grow()
-    }
-
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        // One system call on this thread. No request waits in a queue, so `owned` is dropped at its
-        // end.
-        Box::pin(async move {
-            let done = self.device.truncate(size);
-            drop(owned);
-            done
-        })
-    }
-
-    fn can_zero(&self) -> (bool, bool) {
-        let limits = self.device.limits();
-        (limits.write_zeroes, limits.discard)
-    }
-
-    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
-        self.device.extents(range.start, range.end - range.start, max)
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        // The device's own calls change it at once. No request waits in a queue, so what
+        // the operation owns is dropped at their end.
+        match change {
+            Change::Zero { range, keep_allocated, fast_only, owned } => {
+                let zeroed = self.zero_range(range, keep_allocated, fast_only, owned);
+                MapFuture::Later(Box::pin(zeroed))
+            }
+            Change::Grow(size) => MapFuture::Now(Some(self.device.grow(size))),
+            Change::Truncate(size, _owned) => MapFuture::Now(Some(self.device.truncate(size))),
+        }
     }
 }

@@ -110,8 +110,8 @@ impl InFlight {
 
     /// A write of `place` is over: tells the map if it has failed because the place is bad.
     pub fn wrote(&self, place: &Place, result: &Result<()>) {
-        if is_bad(result) {
-            self.ops.write_failed(place);
+        if let Some(reservation) = self.reservation.as_ref().filter(|_| is_bad(result)) {
+            reservation.write_failed(place);
         }
     }
 }
@@ -127,7 +127,7 @@ impl Drop for InFlight {
         // since `epoch`, they cannot be written again. With a map that writes in place this holds
         // after a failure, too: the write may be partly done. A map that writes elsewhere publishes
         // no place of a failed operation.
-        let may_have_changed = is_done || self.ops.fua_suffices();
+        let may_have_changed = is_done || self.ops.info().fua_suffices;
         if let Some(epoch) = self.epoch
             && may_have_changed
             && !self.is_durable.load(Ordering::Acquire)

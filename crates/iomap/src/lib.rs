@@ -37,7 +37,7 @@ mod zero;
 
 pub use file::{Handle, MappedFile, Source, Target};
 pub use ops::{
-    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
-    Sums, Written,
+    Admit, BioOwned, Change, Class, Commit, Extent, GiveBack, Lookup, LostContent, MapFuture,
+    MapInfo, MapOps, Place, Reservation, Sums, Written,
 };
 pub use pin::PinRequest;

@@ -23,6 +23,7 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
+use forebay_cache::folio::Label;
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::{Mapping, PageCache};
 use std::any::Any;
@@ -45,6 +46,8 @@ pub struct Extent {
     pub sums: Option<Sums>,
     /// Keeps the place from being reused while it is held (O4).
     pub pin: Option<Arc<dyn Any + Send + Sync>>,
+    /// The bytes are in memory: reads of them are not counted as reads of the device.
+    pub in_memory: bool,
 }
 
 /// CRC-32C of each checksum unit of an extent, from the unit that holds its first byte on.
@@ -95,10 +98,15 @@ pub enum Class {
 /// device has the request in its queue.
 pub type BioOwned = Arc<dyn Any + Send + Sync>;
 
-/// Takes back places that were not published.
+/// The owner of places: takes back those that were not published.
 pub trait GiveBack: Send + Sync {
     /// Frees these places.
     fn give_back(&self, places: &[Place]);
+
+    /// A write to a place, or to a part of it, failed, and not for lack of space below. The place
+    /// is returned later; the map may allocate another one. Called for each of several places that
+    /// were written together, also from the end of a bio.
+    fn write_failed(&self, _place: &Place) {}
 }
 
 /// Places for runs of a file. Unpublished ones are returned on drop (O3).
@@ -127,6 +135,13 @@ impl Reservation {
     /// if there was not enough space.
     pub fn places(&self) -> &[Place] {
         &self.places
+    }
+
+    /// [`GiveBack::write_failed`] of the owner.
+    pub fn write_failed(&self, place: &Place) {
+        if let Some(owner) = &self.owner {
+            owner.write_failed(place);
+        }
     }
 
     /// Called by the map as it publishes a part.
@@ -209,15 +224,86 @@ pub enum Commit {
     All,
 }
 
-/// The requirements of a map.
+/// The properties of a map. Some may change, so each decision reads them again.
 #[derive(Debug, Clone, Copy)]
-pub struct MapLimits {
+pub struct MapInfo {
+    /// The identity of the file, for monitoring of the cache: its owner, and its number within that
+    /// owner.
+    pub label: Label,
     /// Unit of places, bytes: a power of two. Direct requests are multiples of it.
     pub unit: u32,
     /// Sums are kept, one for each unit.
     pub sums: bool,
     /// Whether and why bytes must not change between capture and completion, as the map requires.
     pub stable: StableWrites,
+    /// The map writes in place, and a write with FUA is durable and found after a crash, so that it
+    /// needs no commit.
+    pub fua_suffices: bool,
+    /// [`Change::Grow`] and [`Change::Truncate`] can work.
+    pub can_grow: bool,
+    /// [`Change::Zero`] is faster than writing zeros.
+    pub zeroes_fast: bool,
+    /// [`Change::Zero`] gives space back.
+    pub zeroing_frees: bool,
+}
+
+/// Why a place is looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lookup {
+    /// The caller reads it: a map may read content ahead.
+    Read,
+    /// The caller reads nothing.
+    Find,
+}
+
+/// For which blocks a writer asks for space.
+#[derive(Debug, Clone, Copy)]
+pub enum Admit<'a> {
+    /// New ones: no block of the file becomes free for them.
+    New,
+    /// Those of a range. Where the file has places for them, overwriting makes these free.
+    Within(&'a Range<u64>),
+    /// One that a truncate makes dirty, because the new end lies within it. It may use the last
+    /// space, because the truncate makes space.
+    Edge,
+}
+
+/// A change of a file's map.
+#[derive(Clone)]
+pub enum Change {
+    /// Makes a range read as zeros. The range is a multiple of the unit except at the end of file;
+    /// the caller holds it exclusively.
+    Zero {
+        /// Bytes of the file.
+        range: Range<u64>,
+        /// The space of the range is kept.
+        keep_allocated: bool,
+        /// Fails with `Unsupported` if zeros would have to be written.
+        fast_only: bool,
+        /// Kept by each bio that changes the device.
+        owned: BioOwned,
+    },
+    /// Makes room for a file of this size, larger than now; the new bytes read as zeros until they
+    /// are written.
+    Grow(u64),
+    /// Truncates the file to this size, below its current size. The caller holds all of it
+    /// exclusively, from the block of the size on, and writes that block again if the size lies
+    /// within it. The second value is as `owned` above.
+    Truncate(u64, BioOwned),
+}
+
+/// Content of a file that was accepted, and that the map knows to be lost.
+#[derive(Debug, Default)]
+pub struct LostContent {
+    /// There is some, so that commits fail. After such a commit the blocks that it covers are
+    /// written again, as far as the cache holds them.
+    pub is_any: bool,
+    /// Those of the blocks asked for that are lost, whatever the commits say. They are written
+    /// again, as far as the cache holds them.
+    pub blocks: Vec<Range<u64>>,
+    /// The published size, and lost content that follows it: the map publishes no size that ends in
+    /// it. Only for whether a size has to be published, because writes of it may be in flight.
+    pub covered_size: Option<u64>,
 }
 
 /// A value now, or later: a map that is kept in memory answers without boxing.
@@ -249,49 +335,27 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
-    /// The identity of the file, for monitoring of the cache: its owner, and its number within that
-    /// owner.
-    fn label(&self) -> forebay_cache::folio::Label {
-        (0, 0)
-    }
-
-    /// The current requirements. They may change, so each decision reads them again.
-    fn limits(&self) -> MapLimits;
-
-    /// [`MapLimits::unit`].
-    fn unit(&self) -> u32 {
-        self.limits().unit
-    }
+    /// The current properties.
+    fn info(&self) -> MapInfo;
 
     /// The extent that begins at `range.start`, clipped to `range`; it ends at a multiple of the
     /// unit, or at the end of `range`.
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>>;
 
-    /// [`MapOps::map`] for a caller that reads nothing: a map that reads content ahead does not do
-    /// it here.
-    fn find(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        self.map(range)
-    }
-
-    /// Whether the bytes at an offset that this map gave are in memory. Then reads of them are not
-    /// counted as reads of the device.
-    fn is_in_memory(&self, _device_offset: u64) -> bool {
-        false
-    }
+    /// The map of a range: runs in order from its start on, at most `max` (1 or more) and perhaps
+    /// fewer, so that no call takes long. Calls that block run on another thread.
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
 
     /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if there would
     /// be no space to write all of them. A dirty block counts as its own grant of space, so there
     /// is nothing to give back. The caller reports admitted bytes that became dirty by
     /// [`MapOps::arrived`].
-    fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
+    fn admit(&self, _new: u64, _dirty: u64, _of: Admit<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// [`MapOps::admit`] for blocks of `range`: where the file has places for them already,
-    /// overwriting makes these free.
-    fn admit_within(&self, new: u64, dirty: u64, _range: &Range<u64>) -> Result<()> {
-        self.admit(new, dirty)
-    }
+    /// This number of admitted bytes counts as dirty now, or will not be written after all.
+    fn arrived(&self, _bytes: u64) {}
 
     /// Blocks of `range` were refused, and the file's dirty blocks are written out: makes space for
     /// `range`. False if that is not possible.
@@ -299,35 +363,20 @@ pub trait MapOps: Send + Sync {
         Box::pin(std::future::ready(false))
     }
 
-    /// [`MapOps::admit`] for a block that a truncate makes dirty, because the new end lies within
-    /// it. It may use the last space, because the truncate makes space.
-    fn admit_edge(&self, _new: u64) -> Result<()> {
-        Ok(())
-    }
-
-    /// This number of admitted bytes counts as dirty now, or will not be written after all.
-    fn arrived(&self, _bytes: u64) {}
-
-    /// Reserves space for runs of the file, in complete units. Waits for space before any block is
-    /// captured (O6). Where little space becomes free at a time, the reservation may cover only the
-    /// first runs. Errors: `NoSpace`.
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
-
     /// An uncached buffered write is about to dirty this range: a map that allocates in advance
     /// does it now, so that places are ready at write-out. A hint, never waits.
     fn announce(&self, _range: &Range<u64>) {}
 
-    /// [`MapOps::reserve`] for a map that neither waits nor loads anything: answers at once, and
-    /// takes `places`, an empty list, for its result. `None` if this map, or this request, has to
-    /// wait.
-    fn try_reserve(
+    /// Reserves space for runs of the file, in complete units. Waits for space before any block is
+    /// captured (O6). Where little space becomes free at a time, the reservation may cover only the
+    /// first runs. A map that answers at once may take `places`, an empty list, for its result.
+    /// Errors: `NoSpace`.
+    fn reserve(
         &self,
-        _runs: &[Range<u64>],
-        _class: Class,
-        _places: &mut Vec<Place>,
-    ) -> Option<Result<Reservation>> {
-        None
-    }
+        runs: &[Range<u64>],
+        class: Class,
+        places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>>;
 
     /// The next sequence (O1), volume-wide.
     fn sequence(&self) -> u64;
@@ -337,20 +386,9 @@ pub trait MapOps: Send + Sync {
     /// only memory, cannot fail, may run in a device's completion.
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64);
 
-    /// A write to a place of a reservation, or to a part of it, failed, and not for lack of space
-    /// below. The place is returned later; the map may allocate another one. Called for each of
-    /// several places that were written together, also from the end of a bio.
-    fn write_failed(&self, _place: &Place) {}
-
     /// The size last passed to [`MapOps::publish`], if the map keeps one.
     fn published_size(&self) -> Option<u64> {
         None
-    }
-
-    /// The published size, and lost content that follows it: the map publishes no size that ends in
-    /// it. Only for whether a size has to be published, because writes of it may be in flight.
-    fn covered_size(&self) -> Option<u64> {
-        self.published_size()
     }
 
     /// Makes published pieces durable and findable. `here`: the caller blocks, and I/O may be
@@ -367,57 +405,14 @@ pub trait MapOps: Send + Sync {
         None
     }
 
-    /// Whether the map knows that content of the file is lost, so that its commits fail. After such
-    /// a commit the blocks that it covers are written again, as far as the cache holds them.
-    fn has_lost_content(&self) -> bool {
-        false
+    /// What is lost of the file; its blocks within `covered`, numbered as in the mapping.
+    fn lost(&self, _covered: &RangeSet) -> LostContent {
+        LostContent { covered_size: self.published_size(), ..LostContent::default() }
     }
 
-    /// Which of these blocks of the mapping the map knows to be lost, whatever its commits say.
-    /// They are written again, as far as the cache holds them.
-    fn lost_blocks(&self, covered: &RangeSet) -> Vec<Range<u64>> {
-        let _none_of = covered;
-        Vec::new()
-    }
-
-    /// Whether a write with FUA is durable and found after a crash, so that it needs no commit.
-    fn fua_suffices(&self) -> bool {
-        false
-    }
-
-    /// Makes a run read as zeros and frees its space unless `keep_allocated`. The run is a multiple
-    /// of the unit except at the end of file; the caller holds it exclusively. Draws a sequence
-    /// (O1). Each bio that changes the device keeps `owned`. A map that changes only memory does so
-    /// in one step; the task may be dropped before or after it.
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep_allocated: bool,
-        fast_only: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>>;
-
-    /// Whether [`MapOps::grow`] and [`MapOps::truncate`] can work.
-    fn can_grow(&self) -> bool {
-        false
-    }
-
-    /// Makes room for a longer file; the new bytes read as zeros until they are written.
-    fn grow(&self, size: u64) -> Result<()> {
-        self.device().grow(size)
-    }
-
-    /// Truncates the file to `size`, below its current size. The caller holds all of it
-    /// exclusively, from the block of `size` on, and writes that block again if `size` lies within
-    /// it. Draws a sequence (O1). `owned` as for [`MapOps::zero`].
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>>;
-
-    /// Whether `zero` is faster than writing zeros, and whether it gives space back.
-    fn can_zero(&self) -> (bool, bool);
-
-    /// The map of a range: runs in order from its start on, at most `max` (1 or more) and perhaps
-    /// fewer, so that no call takes long. Calls that block run on another thread.
-    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
+    /// Changes the map. Draws a sequence (O1), except to grow. A map that changes only memory does
+    /// so in one step; the task may be dropped before or after it.
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>>;
 }
 
 /// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond

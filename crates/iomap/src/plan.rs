@@ -100,7 +100,7 @@ impl Work {
     fn take_pieces(&mut self, file: &MappedFile, captured: &mut Vec<Captured>) -> u64 {
         let longest = file.longest_bio();
         let segments = file.device().limits().max_segments as usize;
-        let sums = file.ops.limits().sums;
+        let sums = file.ops.info().sums;
         let mut bytes = 0;
         for next in captured.drain(..) {
             bytes += next.place.len;

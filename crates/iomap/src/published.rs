@@ -6,6 +6,7 @@ use crate::file::MappedFile;
 use crate::ops::{Reservation, publishable_size};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::errseq::Cursor;
+use forebay_cache::rangeset::RangeSet;
 use forebay_cache::writeback::WriteOutPass;
 
 /// A sync gives up after this many rounds, if a concurrent writer dirties the same unpublished
@@ -15,7 +16,7 @@ const PUBLISH_TRIES: usize = 64;
 impl MappedFile {
     /// Publishes the size, as far as all blocks below it are written.
     pub fn publish_size(&self) {
-        if self.ops.covered_size().is_some_and(|covered| covered < self.size()) {
+        if self.covered_size().is_some_and(|covered| covered < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
             let size = publishable_size(&self.cache, &self.mapping, &*self.ops, None);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
@@ -54,8 +55,13 @@ impl MappedFile {
         self.mapping.errseq.error_since(entered).map_or(ErrorKind::Io, |error| error.kind())
     }
 
+    /// [`LostContent::covered_size`](crate::ops::LostContent::covered_size).
+    fn covered_size(&self) -> Option<u64> {
+        self.ops.lost(&RangeSet::default()).covered_size
+    }
+
     fn is_published(&self, end: u64) -> bool {
-        self.ops.covered_size().is_none_or(|covered| covered >= end.min(self.size()))
+        self.covered_size().is_none_or(|covered| covered >= end.min(self.size()))
     }
 
     /// Writes the dirty blocks between the published size and `end`, which hold the size back

@@ -2,7 +2,7 @@
 
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode, Filling, corrupt};
-use crate::ops::{Extent, MapFuture};
+use crate::ops::{Extent, Lookup, MapFuture};
 use crate::passing::Passing;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
@@ -377,16 +377,16 @@ impl MappedFile {
         let mut run = self.clip_to_size(&run, base, dst);
         let mut permit = None;
         while at < run.end {
-            let limits = self.ops.limits();
+            let info = self.ops.info();
             let device_block = u64::from(self.device().limits().logical_block);
             // A checksum covers a complete unit.
-            let unit = if limits.sums { u64::from(limits.unit) } else { device_block };
+            let unit = if info.sums { u64::from(info.unit) } else { device_block };
             let start = round_down(at, unit);
             let longest = u64::from(self.device().limits().max_transfer);
             let longest = round_down(longest, unit).max(unit);
             let end = round_up(run.end, unit).min(start + longest);
             let failures = self.ops.flush_failures();
-            let mut extent = self.ops.map(start..end);
+            let mut extent = self.ops.map(start..end, Lookup::Read);
             if matches!(extent, MapFuture::Later(_)) {
                 // The map may need private memory to answer, perhaps all that remains.
                 drop(permit.take());
@@ -410,7 +410,7 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    if !self.ops.is_in_memory(device_at) {
+                    if !extent.in_memory {
                         let counter = &self.cache.counters.uncached_read_bytes;
                         Counters::add(counter, upto - at);
                     }
@@ -424,7 +424,7 @@ impl MappedFile {
                         continue;
                     }
                     done?;
-                    if !limits.sums && self.ops.flush_failures() != failures {
+                    if !info.sums && self.ops.flush_failures() != failures {
                         // A failed flush may have lost what was read: asks the map again, which
                         // knows.
                         continue;
@@ -469,7 +469,7 @@ impl MappedFile {
         extent: &Extent,
     ) -> Result<()> {
         let unit = match &extent.sums {
-            Some(_) => u64::from(self.ops.unit()),
+            Some(_) => u64::from(self.ops.info().unit),
             None => u64::from(self.device().limits().logical_block),
         };
         let want = into.len() as u64;
@@ -528,6 +528,9 @@ impl MappedFile {
     /// Whether stored bytes, from the extent's first unit on, match their checksums, if any.
     fn matches(&self, extent: &Extent, bytes: &[u8]) -> bool {
         let Some(sums) = &extent.sums else { return true };
-        bytes.chunks(self.ops.unit() as usize).zip(sums.iter()).all(|(b, &sum)| crc32c(b) == sum)
+        bytes
+            .chunks(self.ops.info().unit as usize)
+            .zip(sums.iter())
+            .all(|(b, &sum)| crc32c(b) == sum)
     }
 }

@@ -204,7 +204,7 @@ impl Work {
                 // by dirty blocks.
                 mapping.errseq.set(error);
                 for written in self.written[range].iter().filter(|_| is_bad) {
-                    ops.write_failed(&written.place);
+                    reservation.write_failed(&written.place);
                 }
                 end_write(cache, mapping, pieces, false);
             }

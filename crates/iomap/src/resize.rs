@@ -5,6 +5,7 @@ use crate::admitted::Ahead;
 use crate::file::MappedFile;
 use crate::inflight::InFlight;
 use crate::obstacle::Obstacle;
+use crate::ops::{Admit, Change, Lookup};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -178,7 +179,7 @@ impl MappedFile {
             return Err(Error::new(ErrorKind::OutOfRange, "truncate", "the size overflows"));
         }
         let resize = self.mapping.bounds.resize().await;
-        if to < self.size() && self.ops.can_grow() {
+        if to < self.size() && self.ops.info().can_grow {
             return self.shrink(&resize, to).await;
         }
         self.cut_hidden(&resize).await?;
@@ -207,7 +208,7 @@ impl MappedFile {
         if to == size {
             return Ok(());
         }
-        if !self.ops.can_grow() {
+        if !self.ops.info().can_grow {
             let text = format!("the object has a fixed size of {size}, not {to}");
             return Err(Error::new(ErrorKind::Unsupported, "truncate", text));
         }
@@ -228,7 +229,7 @@ impl MappedFile {
             true => None,
             false => Some(self.hold_end(size).await),
         };
-        self.ops.grow(to)?;
+        self.ops.change(Change::Grow(to)).await?;
         resize.move_to(to, held.as_ref().map(|held| held as _));
         Ok(())
     }
@@ -244,13 +245,15 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         let behind = round_up(size, block)..round_down(u64::MAX >> 1, block);
-        let found = self.ops.find(behind.clone()).await?;
+        let found = self.ops.map(behind.clone(), Lookup::Find).await?;
         if found.device_offset.is_some() || found.offset + found.len < behind.end {
             drop(found);
             return self.shrink(resize, size).await;
         }
         let edge = round_down(size, block)..round_up(size, block);
-        if edge.is_empty() || self.ops.find(edge.clone()).await?.device_offset.is_none() {
+        if edge.is_empty()
+            || self.ops.map(edge.clone(), Lookup::Find).await?.device_offset.is_none()
+        {
             return Ok(());
         }
         self.rewrite_end(&edge).await
@@ -357,7 +360,7 @@ impl MappedFile {
         let visible = self.size();
         resize.move_to(to, Some(flight.held()));
         let mut moved = Moved { resize, held: flight.held(), back: Some((size, visible)) };
-        self.ops.truncate(to, flight.owned()).await?;
+        self.ops.change(Change::Truncate(to, flight.owned())).await?;
         moved.back = None;
         // The object is not longer than the file now, even if an earlier truncation failed.
         self.uncut.store(false, Ordering::SeqCst);
@@ -365,7 +368,7 @@ impl MappedFile {
             self.zero_tail(to);
         }
         self.opened_end.store(u64::MAX, Ordering::Relaxed);
-        if to == visible && !self.ops.fua_suffices() {
+        if to == visible && !self.ops.info().fua_suffices {
             // Only bytes that were never accepted are gone, and the map has published none of them:
             // no flush has to cover the truncation.
             flight.durable();
@@ -385,7 +388,7 @@ impl MappedFile {
             return Ok(InFlight::new(self, held, all));
         }
         let edge = first..first + mapping.block_size();
-        self.ops.admit_edge(mapping.block_size())?;
+        self.ops.admit(mapping.block_size(), self.held(), Admit::Edge)?;
         // The space of the block counts at the map until it is dirty.
         let _admitted = self.arriving(mapping.block_size());
         let keep_back = |folio: &FolioWrite<'_>, blocks: Blocks, flight: &mut InFlight| {

@@ -7,6 +7,7 @@
 //! No locks of its own; each folio's in turn.
 
 use crate::file::MappedFile;
+use crate::ops::Lookup;
 use forebay_base::Result;
 use forebay_cache::State;
 use std::ops::Range;
@@ -45,7 +46,7 @@ impl MappedFile {
         let dirty = self.unwritten(&range, 1).first().map(|run| run.start);
         let (mut at, upto) = (range.start, dirty.unwrap_or(range.end));
         while at < upto {
-            let extent = self.ops.find(at..upto).await?;
+            let extent = self.ops.map(at..upto, Lookup::Find).await?;
             if extent.device_offset.is_some() {
                 return Ok(Some(at));
             }
@@ -66,7 +67,8 @@ impl MappedFile {
                     continue;
                 }
                 let next = dirty.iter().find(|run| run.start > at);
-                let extent = self.ops.find(at..next.map_or(window.end, |run| run.start)).await?;
+                let upto = at..next.map_or(window.end, |run| run.start);
+                let extent = self.ops.map(upto, Lookup::Find).await?;
                 if extent.device_offset.is_none() {
                     return Ok(at);
                 }

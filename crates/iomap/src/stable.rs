@@ -44,9 +44,9 @@ impl MappedFile {
     /// bytes written.
     pub fn stable_need(&self) -> StableWrites {
         match self.stable_pages() {
-            StablePages::Auto => self.ops.limits().stable,
+            StablePages::Auto => self.ops.info().stable,
             StablePages::On => StableWrites { required: true, reason: "switched on" },
-            StablePages::Off => match self.ops.limits() {
+            StablePages::Off => match self.ops.info() {
                 limits if limits.sums => limits.stable,
                 _ => StableWrites { required: false, reason: "switched off" },
             },
@@ -65,7 +65,7 @@ impl MappedFile {
     /// `Off` is `Unsupported` while the map keeps checksums: they would not match the bytes
     /// written.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
-        if to == StablePages::Off && self.ops.limits().sums {
+        if to == StablePages::Off && self.ops.info().sums {
             let text = "stable_pages=off: the map keeps checksums of what is written";
             return Err(Error::new(ErrorKind::Unsupported, "tune", text));
         }

@@ -59,7 +59,7 @@ impl Running {
             Err(_) if is_lossless => flight.lost_nothing(),
             Err(_) => drop(flight),
         }
-        self.end(done, is_lossless && !file.ops.has_lost_content())
+        self.end(done, is_lossless && !file.ops.lost(&RangeSet::default()).is_any)
     }
 
     /// `done`: the device's result; `keeps`: it is an error, and what the flush covers is not lost.
@@ -361,7 +361,7 @@ impl MappedFile {
     /// Removes the blocks that the map has lost from those that a flush covers, and makes them
     /// dirty again. Returns whether there are any.
     fn write_lost_again(&self, covered: &mut RangeSet) -> bool {
-        let lost = self.ops.lost_blocks(covered);
+        let lost = self.ops.lost(covered).blocks;
         let mut again = self.cache.take_set();
         for run in &lost {
             covered.remove(run.clone());

@@ -134,7 +134,7 @@ impl MappedFile {
     /// Where write-out ends: behind the end of file it writes only to fill a unit of the map, as
     /// old bytes of a place must not show when the file grows (bounds.E1).
     fn end_of_units(&self) -> u64 {
-        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        let unit = u64::from(self.ops.info().unit.max(self.device().limits().logical_block));
         round_up(self.end(), unit)
     }
 
@@ -146,11 +146,7 @@ impl MappedFile {
         }
         self.cache.wait_write_room(&self.mapping).await;
         let class = if pass.sync { Class::Sync } else { Class::Background };
-        let at_once = self.ops.try_reserve(&plan.runs, class, &mut plan.places);
-        let reserved = match at_once {
-            Some(reserved) => reserved,
-            None => self.ops.reserve(&plan.runs, class).await,
-        };
+        let reserved = self.ops.reserve(&plan.runs, class, &mut plan.places).await;
         let bytes = self.issue(plan, pass, reserved, here);
         plan.runs.clear();
         bytes

@@ -4,6 +4,7 @@
 
 use crate::file::{MappedFile, Source, ZeroFlags};
 use crate::inflight::InFlight;
+use crate::ops::Change;
 use crate::passing::Passing;
 use crate::write::Beyond;
 use forebay_base::units::{is_aligned, round_down, round_up};
@@ -26,7 +27,7 @@ impl MappedFile {
             let text = format!("the object ends at {}", self.size());
             return Err(Error::new(ErrorKind::OutOfRange, "zero", text).with_range(offset, len));
         }
-        if flags.fast_only && !self.ops.can_zero().0 {
+        if flags.fast_only && !self.ops.info().zeroes_fast {
             return Err(Error::new(ErrorKind::Unsupported, "zero", "the device cannot zero fast"));
         }
         let block = self.mapping.block_size();
@@ -91,8 +92,9 @@ impl MappedFile {
         })
         .await;
         let flight = flight.share();
-        let (keep, fast_only) = (flags.keep_allocated, flags.fast_only);
-        self.ops.zero(range, keep, fast_only, flight.owned()).await?;
+        let (keep_allocated, fast_only) = (flags.keep_allocated, flags.fast_only);
+        let owned = flight.owned();
+        self.ops.change(Change::Zero { range, keep_allocated, fast_only, owned }).await?;
         flight.done();
         Ok(true)
     }

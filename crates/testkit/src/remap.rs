@@ -16,8 +16,8 @@ use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, StableWrites, flush_blocking, io};
 use forebay_iomap::ops::{
-    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
-    Sums, Written,
+    Admit, Change, Class, Commit, Extent, GiveBack, Lookup, MapFuture, MapInfo, MapOps, Place,
+    Reservation, Sums, Written,
 };
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -193,6 +193,7 @@ impl Remap {
             device_offset: first.map(|f| f * unit + skip),
             sums: sums.map(Sums::from),
             pin: Some(state.epoch.clone()),
+            in_memory: false,
         }
     }
 
@@ -266,21 +267,58 @@ impl State {
     }
 }
 
+impl Remap {
+    async fn zero(&self, range: Range<u64>) -> Result<()> {
+        self.wait().await;
+        let mut state = self.shared.state.lock();
+        let sequence = state.next_sequence();
+        let mut gone = Vec::new();
+        for block in self.blocks(&range) {
+            gone.extend(state.map.remove(&block).map(|m| m.device));
+            state.zeroed.insert(block, sequence);
+        }
+        state.retire(gone);
+        Ok(())
+    }
+
+    async fn truncate(&self, size: u64) -> Result<()> {
+        self.wait().await;
+        let first = size.div_ceil(self.shared.unit);
+        let mut state = self.shared.state.lock();
+        let sequence = state.next_sequence();
+        let cut = state.map.split_off(&first);
+        state.cuts.retain(|&(other, _)| other < first);
+        state.cuts.push((first, sequence));
+        state.published_size = state.published_size.min(size);
+        state.retire(cut.into_values().map(|m| m.device).collect());
+        Ok(())
+    }
+}
+
 impl MapOps for Remap {
     fn device(&self) -> &DeviceRef {
         &self.device
     }
 
-    fn limits(&self) -> MapLimits {
+    fn info(&self) -> MapInfo {
         let sums = self.options.sums;
         let stable = match sums {
             true => StableWrites { required: true, reason: "checksums of the map" },
             false => self.device.limits().stable_writes,
         };
-        MapLimits { unit: self.shared.unit as u32, sums, stable }
+        MapInfo {
+            label: (0, 0),
+            unit: self.shared.unit as u32,
+            sums,
+            stable,
+            fua_suffices: false,
+            can_grow: self.options.grows,
+            zeroes_fast: true,
+            zeroing_frees: true,
+        }
     }
 
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+    fn map(&self, range: Range<u64>, _why: Lookup) -> MapFuture<'_, Result<Extent>> {
         MapFuture::Later(Box::pin(async move {
             // The result may be the map before or after the wait: both are moments within the call.
             let early = self.look_up(&range);
@@ -290,22 +328,17 @@ impl MapOps for Remap {
         }))
     }
 
-    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
+    fn admit(&self, new: u64, dirty: u64, of: Admit<'_>) -> Result<()> {
         let mut state = self.shared.state.lock();
         state.collect();
         let limbo: usize = state.limbo.iter().map(|(_, b)| b.len()).sum();
         let room = (state.free.len() + limbo) as u64 * self.shared.unit;
         let held = dirty + state.arriving;
-        if new + held > room {
+        if new + held > room && !matches!(of, Admit::Edge) {
             let text = format!("{new} bytes, {held} dirty already, space for {room}");
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
         state.arriving += new;
-        Ok(())
-    }
-
-    fn admit_edge(&self, new: u64) -> Result<()> {
-        self.shared.state.lock().arriving += new;
         Ok(())
     }
 
@@ -315,7 +348,12 @@ impl MapOps for Remap {
         state.arriving -= bytes;
     }
 
-    fn reserve(&self, runs: &[Range<u64>], _class: Class) -> MapFuture<'_, Result<Reservation>> {
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        _class: Class,
+        _places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();
         MapFuture::Later(Box::pin(async move {
             self.wait().await;
@@ -367,53 +405,13 @@ impl MapOps for Remap {
         })
     }
 
-    fn zero(
-        &self,
-        range: Range<u64>,
-        _keep: bool,
-        _fast: bool,
-        _owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            self.wait().await;
-            let mut state = self.shared.state.lock();
-            let sequence = state.next_sequence();
-            let mut gone = Vec::new();
-            for block in self.blocks(&range) {
-                gone.extend(state.map.remove(&block).map(|m| m.device));
-                state.zeroed.insert(block, sequence);
-            }
-            state.retire(gone);
-            Ok(())
-        })
-    }
-
-    fn can_grow(&self) -> bool {
-        self.options.grows
-    }
-
-    /// Space is found when bytes are written: a longer file has a hole at its end.
-    fn grow(&self, _size: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            self.wait().await;
-            let first = size.div_ceil(self.shared.unit);
-            let mut state = self.shared.state.lock();
-            let sequence = state.next_sequence();
-            let cut = state.map.split_off(&first);
-            state.cuts.retain(|&(other, _)| other < first);
-            state.cuts.push((first, sequence));
-            state.published_size = state.published_size.min(size);
-            state.retire(cut.into_values().map(|m| m.device).collect());
-            Ok(())
-        })
-    }
-
-    fn can_zero(&self) -> (bool, bool) {
-        (true, true)
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        match change {
+            Change::Zero { range, .. } => MapFuture::Later(Box::pin(self.zero(range))),
+            // Space is found when bytes are written: a longer file has a hole at its end.
+            Change::Grow(_) => MapFuture::Now(Some(Ok(()))),
+            Change::Truncate(size, _) => MapFuture::Later(Box::pin(self.truncate(size))),
+        }
     }
 
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {

@@ -8,7 +8,7 @@ use forebay_base::task::BoxFuture;
 use forebay_block::{DeviceRef, MapRuns};
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+    Change, Class, Commit, Extent, Lookup, MapFuture, MapInfo, MapOps, Place, Reservation, Written,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,14 +20,19 @@ impl MapOps for EarlyRelease {
     fn device(&self) -> &DeviceRef {
         self.0.device()
     }
-    fn limits(&self) -> MapLimits {
-        self.0.limits()
+    fn info(&self) -> MapInfo {
+        self.0.info()
     }
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        self.0.map(range)
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>> {
+        self.0.map(range, why)
     }
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        self.0.reserve(runs, class)
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+        places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
+        self.0.reserve(runs, class, places)
     }
     fn sequence(&self) -> u64 {
         self.0.sequence()
@@ -38,31 +43,18 @@ impl MapOps for EarlyRelease {
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
         self.0.commit(what, here)
     }
-    fn fua_suffices(&self) -> bool {
-        self.0.fua_suffices()
-    }
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep: bool,
-        fast: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        let Change::Zero { range, keep_allocated, fast_only, owned } = change else {
+            return self.0.change(change);
+        };
+        MapFuture::Later(Box::pin(async move {
             // The task holds the range (`owned`), and the request does not.
-            let done = self.0.zero(range, keep, fast, Arc::new(())).await;
+            let unowned = Arc::new(());
+            let zero = Change::Zero { range, keep_allocated, fast_only, owned: unowned };
+            let done = self.0.change(zero).await;
             drop(owned);
             done
-        })
-    }
-    fn can_grow(&self) -> bool {
-        self.0.can_grow()
-    }
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        self.0.truncate(size, owned)
-    }
-    fn can_zero(&self) -> (bool, bool) {
-        self.0.can_zero()
+        }))
     }
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         self.0.extents(range, max)

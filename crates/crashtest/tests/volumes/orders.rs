@@ -17,7 +17,7 @@ use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_base::{IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 use forebay_crashtest::{Depth, Seen, Setup, Spot, Violation};
-use forebay_iomap::{Class, Commit, MapOps, Reservation, Written};
+use forebay_iomap::{Class, Commit, Lookup, MapOps, Reservation, Written};
 use forebay_lfs::Volume;
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges};
@@ -62,7 +62,7 @@ impl Table {
     async fn check(&self) -> std::result::Result<(), String> {
         for (block, past) in (0..).zip(&self.past) {
             let range = block * self.unit..(block + 1) * self.unit;
-            let extent = self.ops.map(range).await.map_err(|e| e.to_string())?;
+            let extent = self.ops.map(range, Lookup::Read).await.map_err(|e| e.to_string())?;
             let at = extent.device_offset.ok_or("a hole")?;
             let data = DataRef::Buf(AlignedBuf::new(self.unit as usize));
             let done =
@@ -85,7 +85,9 @@ impl Table {
                 let end = first + 1 + draw(BLOCKS - first);
                 let class = [Class::Background, Class::Sync, Class::Direct][draw(3) as usize];
                 let run = first * unit..end * unit;
-                Hand::Reserved(ops.reserve(std::slice::from_ref(&run), class).await?)
+                Hand::Reserved(
+                    ops.reserve(std::slice::from_ref(&run), class, &mut Vec::new()).await?,
+                )
             }
             Hand::Reserved(room) => Hand::Fixed(room, ops.sequence(), 1 + draw(250) as u8),
             Hand::Fixed(room, sequence, byte) => {

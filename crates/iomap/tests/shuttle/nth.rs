@@ -90,7 +90,7 @@ impl Subject {
             true => bytes[2],
             false => 0,
         };
-        match self.file.ops.fua_suffices() {
+        match self.file.ops.info().fua_suffices {
             true => at(&half[block * BLOCK as usize..]),
             // Out of place: wherever the newest is.
             false => half.chunks(BLOCK as usize).map(at).max().unwrap(),

@@ -15,7 +15,7 @@ use crate::files::lookup::Found;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::{Part, records};
 use crate::format::MAX_EXTENT_BLOCKS;
-use crate::format::change::{Blocks, Change, Size};
+use crate::format::change::{Blocks, Change as Record, Size};
 use crate::format::extent::{Source, put_crc32c};
 use crate::format::place::SumAlgorithm;
 use crate::format::superblock::TreeRoot;
@@ -37,7 +37,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use forebay_cache::rangeset::RangeSet;
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+    Admit, Change, Class, Commit, Extent, Lookup, LostContent, MapFuture, MapInfo, MapOps, Place,
+    Reservation, Written,
 };
 use forebay_vfs::Ino;
 use std::ops::Range;
@@ -185,6 +186,7 @@ impl FileOps {
             && let Some((staged, pin)) = files.near.look_near(&files, root, &extent).await
         {
             (extent.device_offset, extent.pin) = (Some(staged), Some(pin));
+            extent.in_memory = true;
         }
         Ok(extent)
     }
@@ -210,7 +212,8 @@ impl FileOps {
         let summed = self.sums && at.is_some() && !skipped;
         let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
         let device_offset = at.map(|at| at + skip);
-        Extent { offset: range.start, len, device_offset, sums, pin }
+        let in_memory = device_offset.is_some_and(Staging::is_staged);
+        Extent { offset: range.start, len, device_offset, sums, pin, in_memory }
     }
 
     /// The parts of some pieces for a record, and the runs that it points at. `share`: the key of
@@ -284,8 +287,8 @@ impl FileOps {
         let changes_at = |before: u64| {
             let geometry = &files.layout.geometry;
             let maps = parts.iter().map(|part| part.change(data_id, before, geometry));
-            let mut changes: Vec<Change<'_>> = maps.collect();
-            changes.extend(size.map(Change::Grow));
+            let mut changes: Vec<Record<'_>> = maps.collect();
+            changes.extend(size.map(Record::Grow));
             changes
         };
         let (mut changes, mut content) = (changes_at(0), Content { runs, ..Content::default() });
@@ -329,14 +332,14 @@ impl FileOps {
         let sequence = state.draw();
         let change = if size == 0 {
             let new = state.counters.next_data_id();
-            Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
+            Record::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
         } else if size < published {
-            Change::Truncate(Size { ino, data_id, size, sequence })
+            Record::Truncate(Size { ino, data_id, size, sequence })
         } else {
             // M13: no record has a size above `size` yet, but records may have blocks after it.
             let block = size.div_ceil(u64::from(self.unit));
             let blocks = state.layout.geometry.max_blocks() - block;
-            Change::Punch(Blocks { data_id, block, blocks }, sequence)
+            Record::Punch(Blocks { data_id, block, blocks }, sequence)
         };
         state.append(&[change], Need::Urgent)?;
         state.close_windows(ino);
@@ -345,62 +348,90 @@ impl FileOps {
         }
         Ok(())
     }
+
+    /// Makes a range a hole.
+    async fn punch(&self, range: Range<u64>) -> Result<()> {
+        let files = self.files()?;
+        let unit = u64::from(self.unit);
+        let block = range.start / unit;
+        let blocks = range.end.div_ceil(unit) - block;
+        let punch = |state: &mut State| {
+            let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
+            let data_id = node.inode.data_id;
+            let change = Record::Punch(Blocks { data_id, block, blocks }, state.draw());
+            state.append(&[change], Need::Urgent).map(drop)
+        };
+        files.with_space(punch).await
+    }
 }
 
 impl MapOps for FileOps {
-    fn label(&self) -> forebay_cache::folio::Label {
-        // A volume is distinguished from others on the cache by its address in memory.
-        (self.files.as_ptr() as u64, self.ino.0)
-    }
-
     fn device(&self) -> &DeviceRef {
         &self.device
     }
 
-    fn limits(&self) -> MapLimits {
+    fn info(&self) -> MapInfo {
         // The device's requirement changes when direct I/O below the volume is switched.
         let stable = match self.sums {
             true => StableWrites { required: true, reason: "checksums of the volume" },
             false => self.device.limits().stable_writes,
         };
-        MapLimits { unit: self.unit, sums: self.sums, stable }
-    }
-
-    fn unit(&self) -> u32 {
-        self.unit
-    }
-
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        match self.look_up_now(&range) {
-            Some(known) => MapFuture::Now(Some(known)),
-            None => MapFuture::Later(Box::pin(self.look_up_near(range))),
+        MapInfo {
+            // A volume is distinguished from others on the cache by its address in memory.
+            label: (self.files.as_ptr() as u64, self.ino.0),
+            unit: self.unit,
+            sums: self.sums,
+            stable,
+            fua_suffices: false,
+            can_grow: true,
+            zeroes_fast: true,
+            zeroing_frees: true,
         }
     }
 
-    fn find(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        match self.look_up_now(&range) {
-            Some(known) => MapFuture::Now(Some(known)),
-            None => {
-                MapFuture::Later(Box::pin(async move { Ok(self.look_up_later(&range).await?.0) }))
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>> {
+        if let Some(known) = self.look_up_now(&range) {
+            return MapFuture::Now(Some(known));
+        }
+        MapFuture::Later(match why {
+            Lookup::Read => Box::pin(self.look_up_near(range)),
+            Lookup::Find => Box::pin(async move { Ok(self.look_up_later(&range).await?.0) }),
+        })
+    }
+
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        Box::pin(async move {
+            let mut runs = MapRuns::new();
+            let mut at = range.start;
+            while at < range.end && runs.len() < max.max(1) {
+                let (extent, is_lost) = self.look_up(at..range.end).await?;
+                let data = is_lost || extent.device_offset.is_some();
+                match runs.last_mut() {
+                    Some(last) if last.2 == data => last.1 += extent.len,
+                    _ => runs.push((at, extent.len, data)),
+                }
+                at += extent.len;
             }
-        }
+            Ok(runs)
+        })
     }
 
-    fn is_in_memory(&self, device_offset: u64) -> bool {
-        Staging::is_staged(device_offset)
-    }
-
-    fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
+    fn admit(&self, new: u64, _dirty: u64, of: Admit<'_>) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
-        files.state.lock().admit(new, Need::New, |_| false)
+        let (need, within) = match of {
+            Admit::New => (Need::New, None),
+            Admit::Within(range) => (Need::New, Some(range)),
+            Admit::Edge => (Need::Overwrite, None),
+        };
+        let over = |state: &State| {
+            within.is_some_and(|range| state.is_stored(self.ino.0, range, &self.told))
+        };
+        files.state.lock().admit(new, need, over)
     }
 
-    fn admit_within(&self, new: u64, _dirty: u64, range: &Range<u64>) -> Result<()> {
-        let files = self.files()?;
-        files.check_running("write")?;
-        let over = |state: &State| state.is_stored(self.ino.0, range, &self.told);
-        files.state.lock().admit(new, Need::New, over)
+    fn arrived(&self, bytes: u64) {
+        self.accepted.arrived(bytes);
     }
 
     fn make_room(&self, range: Range<u64>) -> BoxFuture<'_, bool> {
@@ -412,17 +443,12 @@ impl MapOps for FileOps {
         })
     }
 
-    fn admit_edge(&self, new: u64) -> Result<()> {
-        let files = self.files()?;
-        files.check_running("write")?;
-        files.state.lock().admit(new, Need::Overwrite, |_| false)
-    }
-
-    fn arrived(&self, bytes: u64) {
-        self.accepted.arrived(bytes);
-    }
-
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+        _places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
         self.reserve_runs(runs, class)
     }
 
@@ -494,23 +520,9 @@ impl MapOps for FileOps {
         files.note_change();
     }
 
-    fn write_failed(&self, place: &Place) {
-        if let Some(files) = self.files.upgrade() {
-            files.writes_failed(&[place.device_offset]);
-        }
-    }
-
     fn published_size(&self) -> Option<u64> {
         // content.D12, content.D13.
         self.published.size.get()
-    }
-
-    fn covered_size(&self) -> Option<u64> {
-        let published = self.published.size.get()?;
-        let Some(files) = self.with_sync_errors() else { return Some(published) };
-        let state = files.state.lock();
-        let node = state.nodes.get(self.ino.0).filter(|node| self.is_of(node))?;
-        Some(state.covered_size(self.ino.0, node))
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
@@ -528,71 +540,32 @@ impl MapOps for FileOps {
         self.files.upgrade().map(|files| files.log.flush_failures())
     }
 
-    fn has_lost_content(&self) -> bool {
-        let Some(files) = self.with_sync_errors() else { return false };
-        let state = files.state.lock();
-        [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.fails(self.ino.0, lost))
+    fn lost(&self, covered: &RangeSet) -> LostContent {
+        let covered_size = self.published.size.get();
+        let Some(files) = self.with_sync_errors() else {
+            return LostContent { covered_size, ..LostContent::default() };
+        };
+        let (state, ino) = (files.state.lock(), self.ino.0);
+        let fails = |lost| state.sync_errors.fails(ino, lost);
+        let node = state.nodes.get(ino).filter(|node| self.is_of(node));
+        LostContent {
+            is_any: [Lost::Run, Lost::Data].into_iter().any(fails),
+            blocks: state.lost_blocks(ino, covered),
+            covered_size: covered_size.and_then(|_| Some(state.covered_size(ino, node?))),
+        }
     }
 
-    fn lost_blocks(&self, covered: &RangeSet) -> Vec<Range<u64>> {
-        let Some(files) = self.with_sync_errors() else { return Vec::new() };
-        files.state.lock().lost_blocks(self.ino.0, covered)
-    }
-
-    /// Appends one record in one step: no request to the device is needed.
-    fn zero(
-        &self,
-        range: Range<u64>,
-        _keep: bool,
-        _fast: bool,
-        _owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            let files = self.files()?;
-            let unit = u64::from(self.unit);
-            let block = range.start / unit;
-            let blocks = range.end.div_ceil(unit) - block;
-            let punch = |state: &mut State| {
-                let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
-                let data_id = node.inode.data_id;
-                let change = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
-                state.append(&[change], Need::Urgent).map(drop)
-            };
-            files.with_space(punch).await
-        })
-    }
-
-    fn can_grow(&self) -> bool {
-        true
-    }
-
-    /// Space is reserved when bytes are written.
-    fn grow(&self, _size: u64) -> Result<()> {
-        self.files()?.check_running("grow")
-    }
-
-    fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.files()?.with_space(|state| self.cut(state, size)).await })
-    }
-
-    fn can_zero(&self) -> (bool, bool) {
-        (true, true)
-    }
-
-    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
-        Box::pin(async move {
-            let mut runs = MapRuns::new();
-            let mut at = range.start;
-            while at < range.end && runs.len() < max.max(1) {
-                let (extent, is_lost) = self.look_up(at..range.end).await?;
-                let data = is_lost || extent.device_offset.is_some();
-                match runs.last_mut() {
-                    Some(last) if last.2 == data => last.1 += extent.len,
-                    _ => runs.push((at, extent.len, data)),
-                }
-                at += extent.len;
+    /// Appends a record in one step: no request to the device is needed. Space for bytes is
+    /// reserved when they are written, so growing needs none.
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        match change {
+            Change::Zero { range, .. } => MapFuture::Later(Box::pin(self.punch(range))),
+            Change::Grow(_) => {
+                MapFuture::Now(Some(self.files().and_then(|files| files.check_running("grow"))))
             }
-            Ok(runs)
-        })
+            Change::Truncate(size, _) => MapFuture::Later(Box::pin(async move {
+                self.files()?.with_space(|state| self.cut(state, size)).await
+            })),
+        }
     }
 }

@@ -111,6 +111,12 @@ impl GiveBack for Share {
             files.reservation_ended.wake_all();
         }
     }
+
+    fn write_failed(&self, place: &Place) {
+        if let Some(files) = self.files.upgrade() {
+            files.writes_failed(&[place.device_offset]);
+        }
+    }
 }
 
 impl OpenFiles {

@@ -9,7 +9,6 @@ use crate::space::alloc::{AllocMode, AllocStats};
 use crate::volume::Volume;
 use forebay_base::Result;
 use forebay_base::units::round_up;
-use forebay_iomap::MapOps;
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
 
 /// A run of a file that is contiguous on the device.
@@ -61,7 +60,7 @@ impl Volume {
         let map = FileOps::new(&self.0.files, ino);
         let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
         while at < end {
-            let (found, _) = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
+            let (found, _) = map.look_up(at..round_up(end, u64::from(map.unit))).await?;
             let len = found.len;
             if let Some(offset) = found.device_offset {
                 let extent = self.extent(at, offset, len);

@@ -10,7 +10,7 @@ use crate::names::lookup::Stop;
 use crate::space::stats::SpaceStats;
 use crate::volume::Volume;
 use forebay_base::{Error, Result};
-use forebay_iomap::{MapLimits, MapOps, MappedFile};
+use forebay_iomap::{MapInfo, MapOps, MappedFile};
 use forebay_vfs::{Attr, FileKind, Ino, Name};
 use std::ops::Range;
 use std::sync::Arc;
@@ -136,9 +136,10 @@ impl Volume {
         Arc::new(FileOps::new(&self.0.files, ino))
     }
 
-    /// The limits that apply to all files: block size, checksums, and the need for stable bytes.
-    pub fn content_limits(&self) -> MapLimits {
-        FileOps::new(&self.0.files, Ino::ROOT).limits()
+    /// The properties that the maps of all files share: block size, checksums, and the need for
+    /// stable bytes.
+    pub fn map_info(&self) -> MapInfo {
+        FileOps::new(&self.0.files, Ino::ROOT).info()
     }
 
     /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,

@@ -6,7 +6,8 @@ use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_block::{DeviceRef, MapRuns};
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+    Admit, Change, Class, Commit, Extent, Lookup, MapFuture, MapInfo, MapOps, Place, Reservation,
+    Written,
 };
 use forebay_testkit::remap::{Image, Remap};
 use std::ops::Range;
@@ -35,23 +36,25 @@ impl MapOps for Committed {
     fn device(&self) -> &DeviceRef {
         self.map.device()
     }
-    fn limits(&self) -> MapLimits {
-        self.map.limits()
+    fn info(&self) -> MapInfo {
+        self.map.info()
     }
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        self.map.map(range)
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>> {
+        self.map.map(range, why)
     }
-    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
-        self.map.admit(new, dirty)
-    }
-    fn admit_edge(&self, new: u64) -> Result<()> {
-        self.map.admit_edge(new)
+    fn admit(&self, new: u64, dirty: u64, of: Admit<'_>) -> Result<()> {
+        self.map.admit(new, dirty, of)
     }
     fn arrived(&self, bytes: u64) {
         self.map.arrived(bytes);
     }
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        self.map.reserve(runs, class)
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+        places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
+        self.map.reserve(runs, class, places)
     }
     fn sequence(&self) -> u64 {
         self.map.sequence()
@@ -77,26 +80,8 @@ impl MapOps for Committed {
             Ok(())
         })
     }
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep: bool,
-        fast: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        self.map.zero(range, keep, fast, owned)
-    }
-    fn can_grow(&self) -> bool {
-        self.map.can_grow()
-    }
-    fn grow(&self, size: u64) -> Result<()> {
-        self.map.grow(size)
-    }
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        self.map.truncate(size, owned)
-    }
-    fn can_zero(&self) -> (bool, bool) {
-        self.map.can_zero()
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        self.map.change(change)
     }
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         self.map.extents(range, max)

@@ -92,7 +92,7 @@ fn run(seed: u64, remap: bool) -> u64 {
     let (left, done, wrong) = (AtomicUsize::new(tasks), WaitQueue::new(), Mutex::default());
     let shared = Arc::new(Shared { left, done, wrong });
     let unit =
-        u64::from(files[0].file.ops.unit().max(files[0].file.device().limits().logical_block));
+        u64::from(files[0].file.ops.info().unit.max(files[0].file.device().limits().logical_block));
     for _ in 0..tasks {
         let driver = Driver::new(&cache, &files, (split_mix(&mut rng), unit, false));
         world.spawn("work", Box::pin(work(shared.clone(), driver, 40)));

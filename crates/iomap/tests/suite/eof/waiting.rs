@@ -7,7 +7,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::World;
 use forebay_block::{DeviceRef, MapRuns};
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+    Change, Class, Commit, Extent, Lookup, MapFuture, MapInfo, MapOps, Place, Reservation, Written,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,21 +31,26 @@ impl MapOps for Waiting {
     fn device(&self) -> &DeviceRef {
         self.map.device()
     }
-    fn limits(&self) -> MapLimits {
-        self.map.limits()
+    fn info(&self) -> MapInfo {
+        self.map.info()
     }
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>> {
         MapFuture::Later(Box::pin(async move {
-            let extent = self.map.map(range).await;
+            let extent = self.map.map(range, why).await;
             self.wait().await;
             extent
         }))
     }
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+        _places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();
         MapFuture::Later(Box::pin(async move {
             self.wait().await;
-            self.map.reserve(&runs, class).await
+            self.map.reserve(&runs, class, &mut Vec::new()).await
         }))
     }
     fn sequence(&self) -> u64 {
@@ -57,35 +62,11 @@ impl MapOps for Waiting {
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
         self.map.commit(what, here)
     }
-    fn fua_suffices(&self) -> bool {
-        self.map.fua_suffices()
-    }
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep: bool,
-        fast: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        MapFuture::Later(Box::pin(async move {
             self.wait().await;
-            self.map.zero(range, keep, fast, owned).await
-        })
-    }
-    fn can_grow(&self) -> bool {
-        self.map.can_grow()
-    }
-    fn grow(&self, size: u64) -> Result<()> {
-        self.map.grow(size)
-    }
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            self.wait().await;
-            self.map.truncate(size, owned).await
-        })
-    }
-    fn can_zero(&self) -> (bool, bool) {
-        self.map.can_zero()
+            self.map.change(change).await
+        }))
     }
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         self.map.extents(range, max)

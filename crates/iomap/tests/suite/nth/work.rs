@@ -6,7 +6,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
-use forebay_iomap::{Handle, MappedFile, Source, Target};
+use forebay_iomap::{Handle, Lookup, MappedFile, Source, Target};
 use forebay_sim::SimDisk;
 use std::future::Future;
 use std::ops::Range;
@@ -79,7 +79,7 @@ impl Subject {
         let len = (self.part.end - self.part.start) as usize;
         let medium = self.disk.peek_durable(self.part.start, len);
         let at = |block: usize| self.value(slot, &medium[block * 512..][..512]);
-        match self.file.ops.fua_suffices() {
+        match self.file.ops.info().fua_suffices {
             true => at(slot),
             // Out of place: wherever the newest is.
             false => (0..len / 512).map(at).max().expect("a part has blocks"),
@@ -89,7 +89,7 @@ impl Subject {
     /// What the map leads to. `None`: its answer waits, and later is another moment.
     fn mapped(&self, slot: usize) -> Option<u8> {
         let at = slot as u64 * BLOCK;
-        let mut answer = pin!(self.file.ops.map(at..at + BLOCK));
+        let mut answer = pin!(self.file.ops.map(at..at + BLOCK, Lookup::Read));
         let Poll::Ready(extent) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
             return None;

@@ -5,7 +5,7 @@ use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
-use forebay_iomap::MapOps;
+use forebay_iomap::{Lookup, MapOps};
 use forebay_sim::{Fault, FaultRule};
 use forebay_testkit::remap::Remap;
 use std::collections::BTreeSet;
@@ -290,7 +290,8 @@ fn d16_neighbours_at_places_apart_are_written_apart() {
             let mut apart = 1;
             let mut last = None;
             for block in 0..24u64 {
-                let extent = map.map(at + block * 4096..at + block * 4096 + 4096).await.unwrap();
+                let range = at + block * 4096..at + block * 4096 + 4096;
+                let extent = map.map(range, Lookup::Read).await.unwrap();
                 let place = extent.device_offset.expect("written");
                 let want = [round * 8 + block as u8 % 8; 4096];
                 assert_eq!(lab.disk.peek_durable(place, 4096), want, "round {round} block {block}");

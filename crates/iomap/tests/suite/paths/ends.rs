@@ -7,7 +7,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::world::World;
 use forebay_block::DeviceRef;
 use forebay_cache::{Config, PageCache, State};
-use forebay_iomap::{MapOps, MappedFile, Source, Target};
+use forebay_iomap::{Admit, MapOps, MappedFile, Source, Target};
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -151,7 +151,7 @@ fn e7_overtaken_write_without_space_adds_nothing() {
         lab.sleep_ms(20).await;
         at_once(cut).expect("nothing is in its way").unwrap();
         // Another file takes the remaining space.
-        map.admit(8 * BLOCK, 0).unwrap();
+        map.admit(8 * BLOCK, 0, Admit::New).unwrap();
         assert!(write.await.is_err());
         assert_eq!(lab.file.size(), 0);
         map.arrived(8 * BLOCK);

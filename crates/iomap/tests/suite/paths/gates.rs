@@ -7,7 +7,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioOp, BlockDevice, Completion, DeviceRef, Limits, MapRuns};
 use forebay_cache::PageCache;
 use forebay_iomap::{
-    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+    Admit, Change, Class, Commit, Extent, Lookup, MapFuture, MapInfo, MapOps, Place, Reservation,
+    Written,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,30 +84,32 @@ impl MapOps for Gated {
     fn device(&self) -> &DeviceRef {
         self.map.device()
     }
-    fn limits(&self) -> MapLimits {
-        self.map.limits()
+    fn info(&self) -> MapInfo {
+        self.map.info()
     }
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        let Some(cache) = self.tree.get() else { return self.map.map(range) };
+    fn map(&self, range: Range<u64>, why: Lookup) -> MapFuture<'_, Result<Extent>> {
+        let Some(cache) = self.tree.get() else { return self.map.map(range, why) };
         MapFuture::Later(Box::pin(async move {
             drop(cache.private(cache.private_limit()).await);
-            self.map.map(range).await
+            self.map.map(range, why).await
         }))
     }
-    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
-        self.map.admit(new, dirty)
-    }
-    fn admit_edge(&self, new: u64) -> Result<()> {
-        self.map.admit_edge(new)
+    fn admit(&self, new: u64, dirty: u64, of: Admit<'_>) -> Result<()> {
+        self.map.admit(new, dirty, of)
     }
     fn arrived(&self, bytes: u64) {
         self.map.arrived(bytes)
     }
-    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
+    fn reserve(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+        _places: &mut Vec<Place>,
+    ) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();
         MapFuture::Later(Box::pin(async move {
             self.reserve.pass().await?;
-            self.map.reserve(&runs, class).await
+            self.map.reserve(&runs, class, &mut Vec::new()).await
         }))
     }
     fn sequence(&self) -> u64 {
@@ -121,35 +124,16 @@ impl MapOps for Gated {
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
         self.map.commit(what, here)
     }
-    fn fua_suffices(&self) -> bool {
-        self.map.fua_suffices()
-    }
-    fn zero(
-        &self,
-        range: Range<u64>,
-        keep: bool,
-        fast: bool,
-        owned: BioOwned,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            self.zero.pass().await?;
-            self.map.zero(range, keep, fast, owned).await
-        })
-    }
-    fn can_grow(&self) -> bool {
-        self.map.can_grow()
-    }
-    fn grow(&self, size: u64) -> Result<()> {
-        self.map.grow(size)
-    }
-    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            self.truncate.pass().await?;
-            self.map.truncate(size, owned).await
-        })
-    }
-    fn can_zero(&self) -> (bool, bool) {
-        self.map.can_zero()
+    fn change(&self, change: Change) -> MapFuture<'_, Result<()>> {
+        let gate = match change {
+            Change::Zero { .. } => &self.zero,
+            Change::Truncate(..) => &self.truncate,
+            Change::Grow(_) => return self.map.change(change),
+        };
+        MapFuture::Later(Box::pin(async move {
+            gate.pass().await?;
+            self.map.change(change).await
+        }))
     }
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         self.map.extents(range, max)

@@ -12,7 +12,7 @@ use forebay_cache::writeback::{Which, WriteOut, WriteOutPass};
 use forebay_cache::{Config, State};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::{Handle, MappedFile, Source};
+use forebay_iomap::{Handle, Lookup, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule, SimConfig};
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::cell::Cell;
@@ -81,7 +81,8 @@ fn gated_on(config: Config, sim: SimConfig) -> (Lab, Arc<Gated>) {
 
 /// The bytes of a file block that the device holds durably.
 async fn durable(lab: &Lab, map: &Gated, at: u64, len: usize) -> Vec<u8> {
-    let extent = map.map.map(at / 4096 * 4096..at / 4096 * 4096 + 4096).await.unwrap();
+    let range = at / 4096 * 4096..at / 4096 * 4096 + 4096;
+    let extent = map.map.map(range, Lookup::Read).await.unwrap();
     let place = extent.device_offset.expect("written");
     lab.disk.peek_durable(place + at % 4096, len)
 }

@@ -8,7 +8,7 @@ use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache, State};
-use forebay_iomap::{Class, MapOps, MappedFile, Reservation, Source, Written};
+use forebay_iomap::{Change, Class, Lookup, MapOps, MappedFile, Reservation, Source, Written};
 use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
@@ -179,18 +179,24 @@ fn o1_o2_later_content_stays_in_any_completion_order() {
             let place = reservation.places()[0].clone();
             vec![Written { place, sequence, sums: Vec::new() }]
         };
-        let one = map.reserve(std::slice::from_ref(&block), Class::Sync).await.unwrap();
-        let two = map.reserve(std::slice::from_ref(&block), Class::Sync).await.unwrap();
+        let one =
+            map.reserve(std::slice::from_ref(&block), Class::Sync, &mut Vec::new()).await.unwrap();
+        let two =
+            map.reserve(std::slice::from_ref(&block), Class::Sync, &mut Vec::new()).await.unwrap();
         let (first, second) = (map.sequence(), map.sequence());
         map.publish(&two, &written(&two, second), 0);
         map.publish(&one, &written(&one, first), 0);
-        let found = map.map(block.clone()).await.unwrap();
+        let found = map.map(block.clone(), Lookup::Read).await.unwrap();
         assert_eq!(found.device_offset, Some(two.places()[0].device_offset));
-        let old = map.reserve(std::slice::from_ref(&block), Class::Sync).await.unwrap();
+        let old =
+            map.reserve(std::slice::from_ref(&block), Class::Sync, &mut Vec::new()).await.unwrap();
         let before = map.sequence();
-        map.zero(block.clone(), false, false, Arc::new(())).await.unwrap();
+        let (keep_allocated, fast_only, owned) = (false, false, Arc::new(()));
+        let range = block.clone();
+        let zero = Change::Zero { range, keep_allocated, fast_only, owned };
+        map.change(zero).await.unwrap();
         map.publish(&old, &written(&old, before), 0);
-        assert_eq!(map.map(block.clone()).await.unwrap().device_offset, None);
+        assert_eq!(map.map(block.clone(), Lookup::Read).await.unwrap().device_offset, None);
         drop((one, two, old, found));
         assert_eq!(map.accounted(), PLACES, "R1");
     });
@@ -203,12 +209,15 @@ fn o4_place_is_not_reused_while_readable() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         fill(&lab).await;
-        let planned = map.map(0..BLOCK).await.unwrap();
+        let planned = map.map(0..BLOCK, Lookup::Read).await.unwrap();
         lab.zero(0, BLOCK, false).await.unwrap();
         let wanted = std::slice::from_ref(&(20 * BLOCK..21 * BLOCK)).to_vec();
-        assert!(map.reserve(&wanted, Class::Direct).await.is_err(), "the one place is pinned");
+        assert!(
+            map.reserve(&wanted, Class::Direct, &mut Vec::new()).await.is_err(),
+            "the one place is pinned"
+        );
         drop(planned);
-        assert!(map.reserve(&wanted, Class::Direct).await.is_ok());
+        assert!(map.reserve(&wanted, Class::Direct, &mut Vec::new()).await.is_ok());
     });
 }
 

@@ -7,7 +7,7 @@ use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::UncachedStrategy::{self, DropBehind, NoAccess, Ours};
 use forebay_cache::{Config, State};
-use forebay_iomap::{MapOps, MappedFile, Source};
+use forebay_iomap::{Lookup, MapOps, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule};
 use forebay_testkit::remap::Remap;
 use std::collections::BTreeSet;
@@ -357,7 +357,7 @@ fn u13_shared_places_are_not_written_over() {
         lab.run(async {
             lab.write(0, &[1; 16384], NONE).await;
             lab.sync().await.unwrap();
-            let extent = map.map(4096..8192).await.unwrap();
+            let extent = map.map(4096..8192, Lookup::Read).await.unwrap();
             let place = extent.device_offset.expect("written");
             for round in 2..6u8 {
                 lab.write(4000, &[round; 5000], UNCACHED).await;
