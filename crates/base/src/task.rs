@@ -246,9 +246,42 @@ pub async fn yield_now() {
     .await;
 }
 
+/// Runs futures at the same time on this task, and returns their results in the same order. A wake-up
+/// polls all that have not ended, so it is for few futures.
+pub async fn join_all<'a, T>(futures: impl IntoIterator<Item = BoxFuture<'a, T>>) -> Vec<T> {
+    let mut running: Vec<_> = futures.into_iter().map(Some).collect();
+    let mut done: Vec<Option<T>> = running.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (future, done) in running.iter_mut().zip(&mut done) {
+            if let Some(Poll::Ready(value)) = future.as_mut().map(|f| f.as_mut().poll(cx)) {
+                (*future, *done) = (None, Some(value));
+            }
+        }
+        match running.iter().all(Option::is_none) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn joined_futures_run_together_and_keep_their_order() {
+        let (tx, rx) = oneshot();
+        let first: BoxFuture<'_, Option<u8>> = Box::pin(rx);
+        let second = Box::pin(async move {
+            tx.send(1);
+            yield_now().await;
+            Some(2)
+        });
+        assert_eq!(block_on(join_all([first, second])), [Some(1), Some(2)]);
+        assert_eq!(block_on(join_all::<u8>([])), []);
+    }
 
     #[test]
     fn future_slot_runs_futures_in_turn() {

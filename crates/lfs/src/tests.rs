@@ -37,6 +37,7 @@ mod many;
 mod names;
 mod near_reads;
 mod node_places;
+mod open_reads;
 mod overwrite;
 mod read_only;
 mod removed;

@@ -12,7 +12,8 @@
 //! record between them is lost. [`evidence`] searches for such later records. R13 recovery does not
 //! assume that what it read was flushed: the volume flushes before it serves requests. R14 recovery
 //! writes nothing to the device. R18 an unreadable place ends the log only if the search for
-//! evidence could read everything else (`docs/reference/crash-contract.md`).
+//! evidence could read everything else (`docs/reference/crash-contract.md`). R30 segment headers are
+//! read together, up to [`HEADERS`].
 //!
 //! Memory: [`bounded`].
 //!
@@ -46,7 +47,9 @@ use crate::space::segment::Phase;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
 use evidence::Evidence;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::checksum::crc32c;
+use forebay_base::task::{BoxFuture, join_all};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
@@ -58,6 +61,14 @@ use window::Window;
 /// most three groups of about 1 MiB each that are not flushed (log.L6). So records further back
 /// were flushed.
 const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// Most segment headers that are read at the same time.
+const HEADERS: usize = 32;
+
+/// Bytes that are read for one copy of a segment header.
+fn header_bytes(layout: &Layout) -> u64 {
+    round_up(SEGMENT_HEADER_BYTES as u64, u64::from(layout.align))
+}
 
 /// The result of the roll-forward.
 pub(crate) struct Found {
@@ -158,10 +169,18 @@ impl Walk<'_> {
         self.read_headers(may_be).await
     }
 
-    /// Reads the headers of these segments.
+    /// Reads the headers of these segments, [`HEADERS`] at a time (R30).
     async fn read_headers(&mut self, segments: Vec<u32>) -> Result<()> {
-        for segment in segments {
-            if let Some(header) = self.header_of(segment).await? {
+        let (device, layout) = (self.device, self.layout);
+        let both = layout.header_copy() as usize + header_bytes(&layout) as usize;
+        let read = |segment: &u32| -> BoxFuture<'_, Result<AlignedBuf>> {
+            let at = layout.device_offset(Place::new(*segment, 0));
+            Box::pin(read_at(device, at, both))
+        };
+        for some in segments.chunks(HEADERS) {
+            let copies = join_all(some.iter().map(read)).await;
+            for (&segment, together) in some.iter().zip(copies) {
+                let Some(header) = self.header_of(segment, together).await? else { continue };
                 if header.generation.max(header.first_sequence) > COUNT_MAX {
                     let text = format!("the numbers of segment {segment} are out of range");
                     return Err(corrupt("log segment header", text));
@@ -172,14 +191,15 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The segment header, from either of its two copies.
-    async fn header_of(&mut self, segment: u32) -> Result<Option<SegmentHeader>> {
+    /// The segment header, from either of its two copies. `together`: what was read from the first
+    /// one to the end of the second; if that failed, each is read alone.
+    async fn header_of(
+        &mut self,
+        segment: u32,
+        together: Result<AlignedBuf>,
+    ) -> Result<Option<SegmentHeader>> {
         let (layout, mut unread) = (self.layout, 0);
-        let copies = [0, layout.header_copy()];
-        let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(layout.align));
-        let both = copies[1] as usize + len as usize;
-        let at = layout.device_offset(Place::new(segment, 0));
-        let together = read_at(self.device, at, both).await;
+        let (copies, len) = ([0, layout.header_copy()], header_bytes(&layout));
         for copy in copies {
             let part = match &together {
                 Ok(bytes) => bytes[copy as usize..].to_vec(),
