@@ -9,6 +9,7 @@
 //! No locks across a wait.
 
 mod concurrent;
+mod emptied;
 mod known;
 mod ran;
 
@@ -62,11 +63,14 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     let oracle = life.oracle.take();
     world.stop();
     let mut ran = std::mem::take(&mut shared.known.lock().ran);
-    ran.wrong = result.err();
+    let left = ran.left.map_or(Ok(()), |left| emptied::check(setup, left));
+    ran.wrong = result.and(left).err();
     ran.script = oracle.map(Oracle::into_script);
     ran.unknown = ran.script.as_ref().map_or(0, |script| script.unknown.len() as u64);
-    ran.cuts = disk.take_cuts();
-    ran.cuts.push(disk.cut_now());
+    if ran.cuts.is_empty() {
+        ran.cuts = disk.take_cuts();
+        ran.cuts.push(disk.cut_now());
+    }
     let failed = disk.log();
     let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
     (ran.writes_failed, ran.flushes_failed) = (failed(BioOp::Write), failed(BioOp::Flush));
@@ -166,6 +170,12 @@ impl Life<'_> {
         if faulty {
             self.disk().heal();
             self.healed(volume).await?;
+            if emptied::is_due(self.setup, volume) {
+                // The script does not have what follows.
+                let (cuts, now) = (self.disk().take_cuts(), self.disk().cut_now());
+                self.shared.learn(|known| known.ran.cuts = cuts.into_iter().chain([now]).collect());
+                return self.emptied(volume).await;
+            }
         }
         match self.meter.ended(Operation::Close, volume.close()).await {
             Ok(()) => {}

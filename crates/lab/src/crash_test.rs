@@ -141,7 +141,8 @@ fn in_words(summary: &Summary) -> String {
 fn of_faults(counts: &Counts) -> String {
     format!(
         "kills after a fault {}, later lives {}, older checkpoints {}, late writes {}, \
-         failed reads {}, without space {}, decayed {}, refused steps {}, grown {}; \
+         failed reads {}, without space {}, decayed {}, refused steps {}, \
+         emptied {}, grown {}; \
          writes past the cache {}, uncached {}, durable {}, both {}; \
          operations dropped {}; given up: {} files after refused steps, \
          {} runs, {} reads at the end; largest step: {} polls, {} requests, {} bytes",
@@ -153,6 +154,7 @@ fn of_faults(counts: &Counts) -> String {
         counts.no_space,
         counts.rotten,
         counts.refused,
+        counts.emptied,
         counts.grown,
         counts.direct,
         counts.uncached,

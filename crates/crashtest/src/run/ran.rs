@@ -88,6 +88,8 @@ pub struct Ran {
     pub unknown: u64,
     /// The run ended early, because the volume was full.
     pub full: bool,
+    /// Blocks that are available after all names were removed, if that was done (emptied.H1).
+    pub left: Option<u64>,
     /// Segments that were cleaned.
     pub cleaned: u64,
     /// What was wrong while it ran.

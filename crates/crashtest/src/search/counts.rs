@@ -79,6 +79,8 @@ pub struct Counts {
     pub rotten: u64,
     /// Refused steps after which the run went on.
     pub refused: u64,
+    /// Runs on a disk that failed, at whose end all names were removed and the space compared.
+    pub emptied: u64,
     /// Volumes that were made larger.
     pub grown: u64,
     /// Files whose content was unknown after a refused step. It was not judged from then on.
@@ -111,7 +113,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 37] {
+    pub fn named(&self) -> [(&'static str, u64); 38] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -137,6 +139,7 @@ impl Counts {
             ("no_space", self.no_space),
             ("rotten", self.rotten),
             ("refused", self.refused),
+            ("emptied", self.emptied),
             ("grown", self.grown),
             ("unknown", self.unknown),
             ("ended_early", self.ended_early),
@@ -190,6 +193,7 @@ impl AddAssign for Counts {
         self.no_space += other.no_space;
         self.rotten += other.rotten;
         self.refused += other.refused;
+        self.emptied += other.emptied;
         self.grown += other.grown;
         self.unknown += other.unknown;
         self.ended_early += other.ended_early;
@@ -254,6 +258,7 @@ impl Seen {
         self.counts.syncs_failed += ran.syncs_failed;
         self.counts.writes_failed += ran.writes_failed;
         self.counts.flushes_failed += ran.flushes_failed;
+        self.counts.emptied += u64::from(ran.left.is_some());
         self.counts.grown += u64::from(ran.grown);
         self.ran_on(ran);
     }

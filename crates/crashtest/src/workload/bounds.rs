@@ -54,6 +54,8 @@ pub enum Operation {
     Grow,
     /// Tasks that run concurrently with the steps end.
     Tasks,
+    /// All names are removed.
+    Empty,
     /// The volume is closed.
     Close,
 }
@@ -69,6 +71,7 @@ impl Operation {
             Self::Checkpoint => "a checkpoint",
             Self::Grow => "growing the volume",
             Self::Tasks => "concurrent tasks",
+            Self::Empty => "removing all names",
             Self::Close => "closing the volume",
         }
     }
@@ -170,6 +173,7 @@ impl Bounds {
             // device that fails every write took more than 3,000, as each tries closed files, too.
             Operation::Step => times * 4_500,
             Operation::Checkpoint => 1_000,
+            Operation::Empty => times * 20_000,
             Operation::Grow => 600,
             // A task takes longer than a step: it begins within a step, and goes on during later
             // ones.
