@@ -246,8 +246,8 @@ pub async fn yield_now() {
     .await;
 }
 
-/// Runs futures at the same time on this task, and returns their results in the same order. A wake-up
-/// polls all that have not ended, so it is for few futures.
+/// Runs futures at the same time on this task, and returns their results in the same order. A
+/// wake-up polls all that have not ended, so it is for few futures.
 pub async fn join_all<'a, T>(futures: impl IntoIterator<Item = BoxFuture<'a, T>>) -> Vec<T> {
     let mut running: Vec<_> = futures.into_iter().map(Some).collect();
     let mut done: Vec<Option<T>> = running.iter().map(|_| None).collect();

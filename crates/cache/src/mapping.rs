@@ -92,7 +92,7 @@ pub struct Mapping {
     failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
-    /// `sticky` was set, and forgotten at a last close.
+    /// `sticky` was set, and forgotten at a last close, or a loss is possible.
     had_loss: AtomicBool,
     /// Slot minus index of the folio that was made last. The folios of a file that was read in
     /// order have consecutive slots: a lookup can prefetch the likely slot while it still reads the
@@ -422,6 +422,11 @@ impl Mapping {
         let error = Error::new(ErrorKind::Io, "sync", why);
         self.errseq.set(error.clone());
         self.sticky.lock().get_or_insert(error);
+    }
+
+    /// Records that accepted bytes may be lost, for a map that fails commits if they are.
+    pub fn note_possible_loss(&self) {
+        self.had_loss.store(true, Ordering::Release);
     }
 
     /// The last opener has closed the file, and later ones sync what is not lost. A loss that no

@@ -77,6 +77,7 @@ impl MapOps for Identity {
             sums: false,
             stable: limits.stable_writes,
             fua_suffices: true,
+            tracks_losses: false,
             can_grow: self.device.can_grow(),
             zeroes_fast: limits.write_zeroes,
             zeroing_frees: limits.discard,

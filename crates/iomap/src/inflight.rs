@@ -21,7 +21,7 @@
 //! No locks of its own.
 
 use crate::file::MappedFile;
-use crate::ops::{BioOwned, MapOps, Place, Reservation, is_bad};
+use crate::ops::{BioOwned, MapOps, Place, Reservation, is_bad, may_be_lost};
 use crate::records::Ticket;
 use crate::taken::Taken;
 use forebay_base::Result;
@@ -133,7 +133,8 @@ impl Drop for InFlight {
             && !self.is_durable.load(Ordering::Acquire)
             && !self.mapping.unflushed.completed(epoch, None, Default::default)
         {
-            self.mapping.poison("a flush failed while a write was in flight that no frame holds");
+            let why = "a flush failed while a write was in flight that no frame holds";
+            may_be_lost(&self.mapping, &*self.ops, why);
         }
         // Dropped if the operation is done, otherwise dirty again (T2).
         self.replaced.give_back(&self.cache, &self.mapping, !is_done);

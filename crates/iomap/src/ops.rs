@@ -239,6 +239,10 @@ pub struct MapInfo {
     /// The map writes in place, and a write with FUA is durable and found after a crash, so that it
     /// needs no commit.
     pub fua_suffices: bool,
+    /// The map knows what a failed flush has lost ([`MapOps::lost`]), and its commits fail for that
+    /// alone. With another map every sync of a file fails once a flush may have lost bytes of it
+    /// that no frame holds.
+    pub tracks_losses: bool,
     /// [`Change::Grow`] and [`Change::Truncate`] can work.
     pub can_grow: bool,
     /// [`Change::Zero`] is faster than writing zeros.
@@ -413,6 +417,15 @@ pub trait MapOps: Send + Sync {
     /// Changes the map. Draws a sequence (O1), except to grow. A map that changes only memory does
     /// so in one step; the task may be dropped before or after it.
     fn change(&self, change: Change) -> MapFuture<'_, Result<()>>;
+}
+
+/// A failed flush may have lost bytes of a file that no frame holds.
+pub(crate) fn may_be_lost(mapping: &Mapping, ops: &dyn MapOps, why: &str) {
+    if !ops.info().tracks_losses || ops.lost(&RangeSet::default()).is_any {
+        mapping.poison(why);
+    } else {
+        mapping.note_possible_loss();
+    }
 }
 
 /// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond

@@ -11,7 +11,7 @@
 
 use crate::file::{Handle, MappedFile};
 use crate::flush_group::Turn;
-use crate::ops::Commit;
+use crate::ops::{Commit, may_be_lost};
 
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
@@ -106,7 +106,7 @@ impl Running {
             log::log!(level, "flush failed: {error}");
             let covered = |run: &Range<u64>| !certified && covered.pinned.overlaps(run);
             if given_up.iter().any(|run| covered(&run) || lost.pinned.overlaps(&run)) {
-                file.mapping.poison(NOT_HELD);
+                may_be_lost(&file.mapping, &*file.ops, NOT_HELD);
             }
             // After the blocks are dirty again: a sync that misses this error finds them.
             file.mapping.errseq.set(error.clone());
@@ -379,7 +379,7 @@ impl MappedFile {
             folio.flush_failed(self.mapping.blocks_inside(folio.index, &part));
         });
         if covered.unpinned {
-            self.mapping.poison(NOT_HELD);
+            may_be_lost(&self.mapping, &*self.ops, NOT_HELD);
         }
     }
 }

@@ -312,6 +312,7 @@ impl MapOps for Remap {
             sums,
             stable,
             fua_suffices: false,
+            tracks_losses: false,
             can_grow: self.options.grows,
             zeroes_fast: true,
             zeroing_frees: true,

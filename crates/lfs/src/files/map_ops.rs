@@ -383,6 +383,8 @@ impl MapOps for FileOps {
             sums: self.sums,
             stable,
             fua_suffices: false,
+            // repair.Q1.
+            tracks_losses: true,
             can_grow: true,
             zeroes_fast: true,
             zeroing_frees: true,

@@ -12,8 +12,8 @@
 //! record between them is lost. [`evidence`] searches for such later records. R13 recovery does not
 //! assume that what it read was flushed: the volume flushes before it serves requests. R14 recovery
 //! writes nothing to the device. R18 an unreadable place ends the log only if the search for
-//! evidence could read everything else (`docs/reference/crash-contract.md`). R30 segment headers are
-//! read together, up to [`HEADERS`].
+//! evidence could read everything else (`docs/reference/crash-contract.md`). R30 segment headers
+//! are read together, up to [`HEADERS`].
 //!
 //! Memory: [`bounded`].
 //!

@@ -314,6 +314,34 @@ fn failed_flush_without_sums_loses_direct_write() {
     }
 }
 
+/// The story: after a failed flush every sync of a file failed that had been written past the
+/// cache, until its last close. The log had read its blocks back and written them again.
+#[test]
+fn failed_flush_fails_one_sync_of_intact_file() {
+    let mut intact = 0;
+    for (seed, flags) in (1..9).flat_map(|seed| [(seed, DIRECT), (seed, IoFlags::UNCACHED)]) {
+        let setup = setup(0);
+        let disk = setup.blank_of(seed);
+        let is_intact = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = synced(&volume, "f").await;
+            write_block(&file, 2, flags).await.unwrap();
+            disk.inject(failing(BioOp::Flush));
+            file.sync(true).await.expect_err("the flush fails");
+            volume.0.commit_queue().await.expect("the repair");
+            let is_intact = volume.lost_content(1).files.is_empty();
+            assert_eq!(file.sync(true).await.is_ok(), is_intact, "seed {seed}, {flags:?}");
+            is_intact
+        });
+        disk.world().stop();
+        if is_intact {
+            assert_eq!(found(&setup, &disk.power_cut(seed), "f"), [2; BLOCK], "seed {seed}");
+            intact += 1;
+        }
+    }
+    assert!(intact > 4, "{intact} of 16 runs");
+}
+
 /// The repair after a failed flush writes intact blocks again in their places. A host that copies
 /// on write may have no space for that. The story: the blocks were dropped then, like those of a
 /// bad place.
