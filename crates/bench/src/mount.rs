@@ -4,7 +4,8 @@
 //! Reading order: [`ground`] (the file systems that are compared), then the parts: `read`, `sync`,
 //! `content` (`random` and `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`,
 //! `stable`, `alloc`; `attach` and `keep` (what the kernel's cache keeps); `programs` (tar, make,
-//! git, a search, SQLite); `many` (the daemon's memory with two million files); `pgbench`, a database during a backup.
+//! git, a search, SQLite); `many` (the daemon's memory with two million files); `pgbench`, a
+//! database during a backup.
 //!
 //! All variants of a part make the same calls with the same threads, on files of the same names and
 //! sizes. "Cold" means that the file system was mounted anew, by a process with an empty cache.

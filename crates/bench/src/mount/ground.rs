@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 pub enum Who {
     /// A volume of Forebay, with checksums.
     Ours,
-    /// The same with `cache=own`.
+    /// A volume of Forebay, mounted with `cache=own`.
     Own,
-    /// The same with its volume on a loop device like that of XFS.
+    /// A volume of Forebay on a loop device like that of XFS.
     OursOnLoop,
     /// The empty FUSE server.
     Empty,

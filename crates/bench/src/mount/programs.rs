@@ -4,9 +4,9 @@
 //! The variants are a mount in the default mode, one with `cache=own`, the empty server for the
 //! loads that need no stored content, and XFS on a loop. A ratio is the time over that of a rival.
 //!
-//! Invariants: B1 each load does the same work on each variant, and checks its result. B2 the tree
-//! of `search` and `status` is as old as [`SETTLED`] when they begin. B3 the last program before
-//! each of their slices was the same one, so that all that can be cached is.
+//! Each load does the same work on each variant, and checks its result. The tree of `search` and
+//! `status` is as old as [`SETTLED`] when they begin. The last program before each of their slices
+//! was the same one, so that all that can be cached is.
 
 mod loads;
 mod run;
@@ -58,7 +58,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut changed = Instant::now();
     for load in &LOADS {
         if load.repeats > 1 && !options.quick {
-            // B2.
+            // By then the kernel may keep all attributes of the tree.
             std::thread::sleep(SETTLED.saturating_sub(changed.elapsed()));
         }
         let outcome = alternated(options, &work, load, &grounds)?;

@@ -4,7 +4,9 @@
 //!
 //! Invariants: S1 each file is completely cached before the first slice. S2 an operation is a write
 //! and its fsync. S3 images are fully written before, so that no variant pays for allocation on the
-//! host. S4 flushes are counted by the kernel at both devices, which are alike and support no FUA.
+//! host.
+//!
+//! The kernel counts flushes at both devices, which are alike and support no FUA.
 
 use super::ground::{self, ALL, Ground, Plot, Who};
 use super::read::{compare, read_all};

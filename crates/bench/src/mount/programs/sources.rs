@@ -1,8 +1,8 @@
 //! The sources that the programs work on: a tree of C-like files and a small C project, each in a
 //! tar file on the host.
 //!
-//! Invariant: G1 the same numbers of files give the same bytes, so that runs on different machines
-//! and at different times do the same work.
+//! The same numbers of files give the same bytes, so that runs on different machines and at
+//! different times do the same work.
 
 use super::run::run;
 use crate::harness::image::{Rng, leftovers};
