@@ -3,8 +3,9 @@
 //!
 //! Reading order: [`ground`] (the file systems that are compared), then the parts: `read`, `sync`,
 //! `content` (`random` and `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`,
-//! `stable`, `alloc`; `attach` and `keep` (what the kernel's cache keeps); `pgbench`, a database
-//! during a backup.
+//! `stable`, `alloc`; `attach` and `keep` (what the kernel's cache keeps); `programs` (tar, make,
+//! git, a search, SQLite); `many` (the daemon's memory with two million files); `pgbench`, a
+//! database during a backup.
 //!
 //! All variants of a part make the same calls with the same threads, on files of the same names and
 //! sizes. "Cold" means that the file system was mounted anew, by a process with an empty cache.
@@ -15,9 +16,11 @@ mod content;
 mod dirty;
 pub mod ground;
 pub mod keep;
+mod many;
 mod names;
 mod needs;
 mod pgbench;
+mod programs;
 mod read;
 mod stable;
 mod sync;
@@ -30,7 +33,7 @@ use forebay_base::Result;
 
 pub use needs::prepare;
 
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 14] = [
     ("read", read::run),
     ("sync", sync::run),
     ("random", content::random),
@@ -42,6 +45,8 @@ const PARTS: [Part; 12] = [
     ("alloc", alloc::run),
     ("attach", attach::run),
     ("kernel", keep::run),
+    ("programs", programs::run),
+    ("many", many::run),
     ("pgbench", pgbench::run),
 ];
 

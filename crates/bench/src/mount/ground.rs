@@ -10,7 +10,7 @@ use crate::harness::options::Options;
 use crate::report::model::Report;
 use crate::rivals::empty::Empty;
 use crate::rivals::kernel::KernelFile;
-use crate::rivals::loopdev::{FsKind, LoopFs, Making};
+use crate::rivals::loopdev::{FsKind, LoopDev, LoopFs, Making};
 use crate::rivals::mounted::{Mounted, Mounting};
 use crate::volume::places::{Opened, write_all};
 use forebay_base::units::MIB;
@@ -23,6 +23,10 @@ use std::path::{Path, PathBuf};
 pub enum Who {
     /// A volume of Forebay, with checksums.
     Ours,
+    /// A volume of Forebay, mounted with `cache=own`.
+    Own,
+    /// A volume of Forebay on a loop device like that of XFS.
+    OursOnLoop,
     /// The empty FUSE server.
     Empty,
     /// XFS on a loop device.
@@ -31,7 +35,7 @@ pub enum Who {
     Host,
 }
 
-/// All kinds.
+/// The kinds that most parts compare.
 pub const ALL: [Who; 4] = [Who::Ours, Who::Empty, Who::Xfs, Who::Host];
 
 impl Who {
@@ -39,6 +43,8 @@ impl Who {
     pub fn name(self) -> &'static str {
         match self {
             Self::Ours => "mount",
+            Self::Own => "mount-own",
+            Self::OursOnLoop => "mount-on-loop",
             Self::Empty => "empty-fuse",
             Self::Xfs => "xfs-on-loop",
             Self::Host => "host",
@@ -87,8 +93,13 @@ impl Ground {
     pub fn new(plot: &Plot<'_>, who: Who) -> Result<Self> {
         let (dir, part, (size, backing)) = (&plot.options.dir, plot.part, plot.image);
         let kind = match who {
-            Who::Ours => {
+            Who::Ours | Who::Own | Who::OursOnLoop => {
                 let how = Mounting::new(size, plot.cache, &plot.options.aio).on(backing);
+                let how = match who {
+                    Who::Own => how.with("cache=own"),
+                    Who::OursOnLoop => how.on_loop(),
+                    _ => how,
+                };
                 Kind::Ours(Mounted::new(dir, part, how)?)
             }
             Who::Empty => Kind::Empty(Empty::new(dir, part)?),
@@ -121,6 +132,15 @@ impl Ground {
     pub fn ours(&mut self) -> Option<&mut Mounted> {
         match &mut self.kind {
             Kind::Ours(mounted) => Some(mounted),
+            _ => None,
+        }
+    }
+
+    /// The loop device below it, if it has one.
+    pub fn device(&self) -> Option<&LoopDev> {
+        match &self.kind {
+            Kind::Ours(mounted) => mounted.device(),
+            Kind::Xfs(fs) => Some(fs.device()),
             _ => None,
         }
     }

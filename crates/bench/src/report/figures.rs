@@ -147,6 +147,8 @@ pub const VOLUMES: &[Fact] = &[
     ("mount", "mount_read_jcpus_vs_xfs", "the same, a thread for each CPU"),
     ("mount", "mount_sync_vs_xfs", "4 KiB writes, each with fsync, 1 job, over XFS on a loop"),
     ("mount", "mount_sync16_vs_xfs", "the same, 16 jobs"),
+    ("mount", "mount_sync_flushes_vs_xfs", "flushes of the device for each sync, 1 job, over XFS"),
+    ("mount", "mount_sync16_flushes_vs_xfs", "flushes of the device for each sync, 16 jobs"),
     ("mount", "mount_random_vs_xfs", "random 4 KiB writes until synced, over XFS on a loop"),
     ("mount", "mount_seqwrite_vs_xfs", "1 MiB writes until synced, over XFS on a loop"),
     ("mount", "mount_seqread_vs_xfs", "cold reads of 1 MiB, over XFS on a loop"),
@@ -175,6 +177,19 @@ pub const VOLUMES: &[Fact] = &[
         "attach_randread_vs_loop_buffered",
         "the same, over the kernel's loop, cached by the kernel",
     ),
+    (
+        "mount",
+        "mount_unpack_time_vs_empty",
+        "time of `tar -x` of 6,000 files, over the empty server",
+    ),
+    ("mount", "mount_compile_time_vs_xfs", "time of `make -j2` of a C project, over XFS on a loop"),
+    (
+        "mount",
+        "mount_search_time_vs_empty",
+        "time of `rg` over a cached tree, over the empty server",
+    ),
+    ("mount", "mount_status_time_vs_xfs", "time of `git status`, all cached, over XFS on a loop"),
+    ("mount", "mount_many_memory_over_cache_mib", "MiB over `cache_size` with 2,000,000 files"),
     ("mount", "mount_hot_set_evicted_blocks_run", "blocks evicted by tar below `run --uncached`"),
     (
         "mount",

@@ -197,6 +197,18 @@ impl LoopDev {
         sectors_written(&self.sys("stat"))
     }
 
+    /// Flushes that the device has completed so far, those of writes with FUA included, which a
+    /// loop device carries out as a write and a flush.
+    pub fn flushes(&self) -> Result<u64> {
+        let stat = self.sys("stat");
+        let text = fs::read_to_string(&stat);
+        let text = text.map_err(|e| Error::from_io("read", e).with_path(&stat))?;
+        let field = text.split_whitespace().nth(15).and_then(|field| field.parse().ok());
+        field.ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "read", "no count of flushes").with_path(&stat)
+        })
+    }
+
     /// Bytes of the backing file that are in the kernel's page cache.
     pub fn backing_cache_bytes(&self) -> Result<u64> {
         let fail = |e| Error::from_io("page cache", e).with_path(&self.backing);
@@ -339,18 +351,20 @@ fn remove(folder: &Path) {
     let _ = fs::remove_dir(folder);
 }
 
+/// Detaches all loop devices over a file.
+pub fn detach_all(image: &Path) {
+    let words = ["-n", "-O", "NAME", "-j"].map(OsStr::new);
+    let list = call("losetup", &[&words[..], &[image.as_os_str()]].concat());
+    for device in list.unwrap_or_default().lines() {
+        let _ = call("losetup", &["--detach", device.trim()]);
+    }
+}
+
 /// Cleans up the loop file systems below `dir` whose process has ended (P2).
 pub fn sweep(dir: &Path) {
     for folder in leftovers(dir, PREFIX, "") {
         unmount(&folder.join("mnt"));
-        let image = image_in(&folder);
-        let list = call(
-            "losetup",
-            &["-n".as_ref(), "-O".as_ref(), "NAME".as_ref(), "-j".as_ref(), image.as_os_str()],
-        );
-        for device in list.unwrap_or_default().lines() {
-            let _ = call("losetup", &["--detach", device.trim()]);
-        }
+        detach_all(&image_in(&folder));
         remove(&folder);
     }
 }

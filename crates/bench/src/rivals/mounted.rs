@@ -8,6 +8,7 @@
 use crate::harness::backing::Backing;
 use crate::harness::image::leftovers;
 use crate::report::lack::not_started;
+use crate::rivals::loopdev::{self, LoopDev};
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
@@ -101,17 +102,25 @@ pub struct Mounting {
     pub aio: String,
     /// Further options after `-o`, each with a comma before it.
     pub words: String,
+    /// Whether the volume is on a loop device over the image, with direct I/O and sectors of 4 KiB.
+    pub on_loop: bool,
 }
 
 impl Mounting {
     /// A sparse image, and a mount without further options.
     pub fn new(size: u64, cache: u64, aio: &str) -> Self {
-        Self { size, backing: Backing::Sparse, cache, aio: aio.into(), words: String::new() }
+        let (aio, words) = (aio.into(), String::new());
+        Self { size, backing: Backing::Sparse, cache, aio, words, on_loop: false }
     }
 
     /// With another allocation of the image.
     pub fn on(self, backing: Backing) -> Self {
         Self { backing, ..self }
+    }
+
+    /// With the volume on a loop device.
+    pub fn on_loop(self) -> Self {
+        Self { on_loop: true, ..self }
     }
 
     /// With a further option after `-o`.
@@ -126,17 +135,32 @@ impl Mounting {
 pub struct Mounted {
     folder: Folder,
     how: Mounting,
+    device: Option<LoopDev>,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // The mount uses the device, and the image is removed after the device is detached.
+        if let Some(device) = self.device.take() {
+            loopdev::unmount(&self.path());
+            drop(device);
+        }
+    }
 }
 
 impl Mounted {
     /// Makes a volume below `dir` and mounts it.
     pub fn new(dir: &Path, label: &str, how: Mounting) -> Result<Self> {
-        let this = Self { folder: Folder::new(dir, label)?, how };
+        let mut this = Self { folder: Folder::new(dir, label)?, how, device: None };
         let image = this.image();
         this.how.backing.make(&image, this.how.size)?;
+        if this.how.on_loop {
+            this.device = Some(LoopDev::attach_with(&image, true, Some(4096))?);
+        }
+        let store = this.store();
         // The blocks are kept (backing.B2), as the rivals' file systems are made without discards.
         let words = ["create", "--force", "--keep-blocks"].map(OsStr::new);
-        forebay(&[&words[..], &[image.as_os_str()]].concat())?;
+        forebay(&[&words[..], &[store.as_os_str()]].concat())?;
         this.mount()?;
         Ok(this)
     }
@@ -144,6 +168,16 @@ impl Mounted {
     /// Path of its image.
     pub fn image(&self) -> PathBuf {
         self.folder.image()
+    }
+
+    /// Path of what has the volume: its image, or the loop device over it.
+    fn store(&self) -> PathBuf {
+        self.device.as_ref().map_or_else(|| self.image(), |device| device.path().to_path_buf())
+    }
+
+    /// The loop device over its image, if it has one.
+    pub fn device(&self) -> Option<&LoopDev> {
+        self.device.as_ref()
     }
 
     /// The mount point.
@@ -156,9 +190,9 @@ impl Mounted {
         // The environment's options come first, so that the options of a bench override them.
         let more = words_of_environment().map(|words| format!(",{words}")).unwrap_or_default();
         let words = format!("cache_size={cache},aio={aio}{more}{words}");
-        let (image, at) = (self.image(), self.path());
+        let (store, at) = (self.store(), self.path());
         let args =
-            ["mount".as_ref(), image.as_os_str(), at.as_os_str(), "-o".as_ref(), words.as_ref()];
+            ["mount".as_ref(), store.as_os_str(), at.as_os_str(), "-o".as_ref(), words.as_ref()];
         forebay(&args).map(drop)
     }
 
@@ -182,7 +216,7 @@ impl Mounted {
     /// Calls `work` with the image while the volume is not mounted.
     pub fn unmounted<R>(&self, work: impl FnOnce(&Path) -> Result<R>) -> Result<R> {
         self.unmount()?;
-        let done = work(&self.image());
+        let done = work(&self.store());
         self.mount()?;
         done
     }
@@ -247,5 +281,9 @@ fn end(folder: &Path) {
 
 /// Cleans up the mounts below `dir` whose process has ended.
 pub fn sweep(dir: &Path) {
-    leftovers(dir, PREFIX, "").iter().for_each(|folder| end(folder));
+    for folder in leftovers(dir, PREFIX, "") {
+        // A device in use is detached at its last close.
+        loopdev::detach_all(&folder.join(IMAGE));
+        end(&folder);
+    }
 }

@@ -500,6 +500,52 @@ fn alloc_reports_every_row_and_ratio() {
     assert!(value("extents_per_request") <= 1.5, "a small volume has short windows");
 }
 
+/// Ratios of `mount` that have goals.
+const MOUNT_RATIOS: [&str; 23] = [
+    "mount_read_j1_vs_xfs",
+    "mount_read_jcpus_vs_xfs",
+    "mount_sync_vs_xfs",
+    "mount_sync16_vs_xfs",
+    "mount_random_vs_xfs",
+    "mount_seqwrite_vs_xfs",
+    "mount_seqread_vs_xfs",
+    "mount_hot_set_evicted_blocks_ioctl",
+    "mount_hot_set_evicted_blocks_policy",
+    "mount_hot_set_evicted_blocks_run",
+    "mount_write_amplification_synced",
+    "mount_write_amplification_unsynced",
+    "mount_dbench_cow_waits",
+    "mount_extents_per_request",
+    "attach_randread_vs_empty",
+    "attach_randread_vs_loop",
+    "mount_sync_flushes_vs_xfs",
+    "mount_sync16_flushes_vs_xfs",
+    "mount_unpack_time_vs_empty",
+    "mount_compile_time_vs_xfs",
+    "mount_search_time_vs_empty",
+    "mount_status_time_vs_xfs",
+    "mount_many_memory_over_cache_mib",
+];
+
+/// The rows of `mount --part programs`, and of the flushes of `sync`.
+fn check_programs(json: &Value) {
+    let loads = ["unpack", "unpack_synced", "compile", "search", "status", "status_fresh"];
+    for load in loads.into_iter().chain(["sqlite_write", "sqlite_read"]) {
+        for variant in ["mount", "mount-own", "xfs-on-loop"] {
+            check_rows(json, &[(variant, &format!("mount_{load}_seconds"))]);
+        }
+    }
+    let rows = [
+        ("empty-fuse", "mount_unpack_seconds"),
+        ("empty-fuse", "mount_search_seconds"),
+        ("mount", "mount_tree_kernel_cache"),
+        ("mount-own", "mount_tree_daemon_memory"),
+        ("mount-on-loop", "mount_sync16_device_flushes"),
+        ("xfs-on-loop", "mount_sync_device_flushes"),
+    ];
+    check_rows(json, &rows);
+}
+
 #[test]
 fn mount_reports_every_row_and_ratio() {
     // PostgreSQL's user has to reach it; a target folder may be in a home directory.
@@ -535,25 +581,8 @@ fn mount_reports_every_row_and_ratio() {
             ("mount-kernel", "kernel_cache_held_twice"),
         ],
     );
-    let ratios = [
-        "mount_read_j1_vs_xfs",
-        "mount_read_jcpus_vs_xfs",
-        "mount_sync_vs_xfs",
-        "mount_sync16_vs_xfs",
-        "mount_random_vs_xfs",
-        "mount_seqwrite_vs_xfs",
-        "mount_seqread_vs_xfs",
-        "mount_hot_set_evicted_blocks_ioctl",
-        "mount_hot_set_evicted_blocks_policy",
-        "mount_hot_set_evicted_blocks_run",
-        "mount_write_amplification_synced",
-        "mount_write_amplification_unsynced",
-        "mount_dbench_cow_waits",
-        "mount_extents_per_request",
-        "attach_randread_vs_empty",
-        "attach_randread_vs_loop",
-    ];
-    check_ratios(&json, &ratios);
+    check_ratios(&json, &MOUNT_RATIOS);
+    check_programs(&json);
     // Judged with `cache=own` only.
     for name in ["mount_read_j1_vs_empty", "mount_read_jcpus_vs_empty"] {
         ratio(&json, name);
@@ -563,6 +592,7 @@ fn mount_reports_every_row_and_ratio() {
     for way in ["ioctl", "policy", "run"] {
         assert_eq!(value(&format!("mount_hot_set_evicted_blocks_{way}")), 0.0, "{way}");
     }
+    assert!(value("mount_many_memory_over_cache_mib") <= 64.0, "memory with many files");
     assert!((1.5..=2.2).contains(&value("mount_write_amplification_synced")));
     assert!((1.0..=1.2).contains(&value("mount_write_amplification_unsynced")));
     assert!((1.0..=1.5).contains(&value("mount_extents_per_request")));

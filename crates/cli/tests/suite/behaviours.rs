@@ -11,9 +11,18 @@ const MIB: u64 = 1 << 20;
 /// Bytes of a read that is one request on each front end.
 const LEFT: u64 = 128 * KIB;
 
-/// Bytes that write-out writes for one durable write of so many bytes, in a cached range.
-fn written_out(front: &mut Front, len: u64) -> u64 {
-    front.read(2 * MIB, MIB as usize);
+/// Bytes that write-out writes for one durable write of so many bytes, where our cache has the
+/// folio of `folio` bytes. With `cache=kernel` it has only what was written and not flushed yet.
+fn written_out(front: &mut Front, len: u64, folio: u64) -> u64 {
+    if front.kind == Kind::MountKernel {
+        front.tune(&["dirty_background_bytes=4096"]);
+        front.client().write(2 * MIB, folio as usize);
+        until("write-out, before a flush", || {
+            front.counter("dirty_bytes") == 0 && front.counter("unflushed_bytes") >= folio
+        });
+    } else {
+        front.read(2 * MIB, MIB as usize);
+    }
     let before = front.counter("written_bytes");
     front.write(2 * MIB, len as usize);
     front.counter("written_bytes") - before
@@ -27,13 +36,32 @@ fn dirty_tracking_and_folio_size_decide_what_a_write_costs() {
     }
     for kind in Kind::ALL {
         let mut front = Front::new(kind, &["mode=cached", "dirty_tracking=folio"]);
-        assert_eq!(written_out(&mut front, 4 * KIB), 64 * KIB, "{kind:?}: a folio");
+        let folio = 64 * KIB;
+        assert_eq!(written_out(&mut front, 4 * KIB, folio), folio, "{kind:?}: a folio");
         front.tune(&["dirty_tracking=block"]);
-        assert_eq!(written_out(&mut front, 4 * KIB), 4 * KIB, "{kind:?}: a block");
+        assert_eq!(written_out(&mut front, 4 * KIB, folio), 4 * KIB, "{kind:?}: a block");
         drop(front);
         let large = ["mode=cached", "dirty_tracking=folio", "folio_size=256k"];
         let mut front = Front::new(kind, &large);
-        assert_eq!(written_out(&mut front, 4 * KIB), 256 * KIB, "{kind:?}: a large folio");
+        let folio = 256 * KIB;
+        assert_eq!(written_out(&mut front, 4 * KIB, folio), folio, "{kind:?}: a large folio");
+    }
+}
+
+/// Behaviour 1, in the default mode of a mount: what a program has read is in the kernel's cache
+/// alone. So a write to it costs a block with either value; `docs/reference/options.md` says so.
+#[test]
+fn dirty_tracking_decides_nothing_about_what_the_kernel_caches() {
+    if !may_run() {
+        return;
+    }
+    for tracking in ["dirty_tracking=folio", "dirty_tracking=block"] {
+        let mut front = Front::new(Kind::MountKernel, &["mode=cached", tracking]);
+        front.read(2 * MIB, MIB as usize);
+        assert!(front.in_kernel() >= MIB, "{tracking}");
+        let before = front.counter("written_bytes");
+        front.write(2 * MIB, 4096);
+        assert_eq!(front.counter("written_bytes") - before, 4096, "{tracking}");
     }
 }
 
@@ -49,11 +77,11 @@ fn block_size_decides_what_a_small_write_costs() {
             all.push("sector_size=512");
         }
         let mut front = Front::new(kind, &all);
-        assert_eq!(written_out(&mut front, 512), 4096, "{kind:?}");
+        assert_eq!(written_out(&mut front, 512, 64 * KIB), 4096, "{kind:?}");
         drop(front);
         all.push("block_size=512");
         let mut front = Front::new(kind, &all);
-        assert_eq!(written_out(&mut front, 512), 512, "{kind:?}");
+        assert_eq!(written_out(&mut front, 512, 64 * KIB), 512, "{kind:?}");
     }
 }
 
@@ -66,7 +94,7 @@ fn direct_io_decides_whether_the_image_is_cached_below() {
     for kind in Kind::ALL {
         let mut front = Front::new(kind, &["mode=cached", "direct_io=off"]);
         let read_anew = |front: &mut Front| {
-            front.ask(&["tune", "--drop-clean"]);
+            front.drop_clean();
             front.read(2 * MIB, MIB as usize);
             front.below()
         };
@@ -96,7 +124,7 @@ fn direct_io_on_is_refused_where_it_is_not_possible() {
         let place = folder(kind, &[]);
         let _memory = InMemory::new(&place, if kind.is_volume() { "vol" } else { "disk" });
         let words = [&kind.command()[..], &["--direct-io", "on", "--cache-size", "64M"]].concat();
-        let words = if kind == Kind::Mount { &words[..words.len() - 2] } else { &words[..] };
+        let words = if kind.is_mount() { &words[..words.len() - 2] } else { &words[..] };
         let done = place.folder.forebay(words);
         let said = stderr(&done);
         assert!(!done.status.success() && said.contains("tmpfs"), "{kind:?}: {said}");
@@ -143,16 +171,22 @@ fn mode_decides_what_a_read_leaves_in_the_cache() {
     }
     const COUNTERS: [&str; 2] = ["direct_read_bytes", "uncached_read_bytes"];
     let passes = |front: &mut Front, kind: Kind, mode: &str| {
-        front.ask(&["tune", "--drop-clean"]);
+        front.drop_clean();
         let before = COUNTERS.map(|name| front.counter(name));
         front.read(2 * MIB, LEFT as usize);
         let after = COUNTERS.map(|name| front.counter(name));
         let ways = [after[0] - before[0] >= LEFT, after[1] - before[1] >= LEFT];
-        assert_eq!(ways, [mode == "direct", mode != "cached"], "{kind:?} {mode}: {ways:?}");
+        // What the kernel reads into its cache passes ours.
+        let passes_ours = mode != "cached" || kind == Kind::MountKernel;
+        assert_eq!(ways, [mode == "direct", passes_ours], "{kind:?} {mode}: {ways:?}");
         assert_eq!(front.stat()["mode"], mode);
         if Kind::FRONT_ENDS.contains(&kind) {
             let resident = front.resident();
-            assert_eq!(resident >= LEFT, mode == "cached", "{kind:?} {mode}: {resident} bytes");
+            assert_eq!(resident >= LEFT, !passes_ours, "{kind:?} {mode}: {resident} bytes");
+        }
+        if kind.is_mount() {
+            let (kernel, keeps) = (front.in_kernel(), kind == Kind::MountKernel);
+            assert_eq!(kernel >= LEFT, keeps && mode == "cached", "{kind:?} {mode}: {kernel}");
         }
     };
     for kind in Kind::ALL {
@@ -245,7 +279,7 @@ fn uncached_strategy_decides_what_an_uncached_read_leaves() {
         let mut front = Front::new(kind, &["mode=uncached", "uncached_strategy=noaccess"]);
         let mut left = |strategy: &str| {
             front.tune(&[&format!("uncached_strategy={strategy}")]);
-            front.ask(&["tune", "--drop-clean"]);
+            front.drop_clean();
             front.read(2 * MIB, LEFT as usize);
             front.resident()
         };
@@ -257,6 +291,23 @@ fn uncached_strategy_decides_what_an_uncached_read_leaves() {
         let mut front = Front::new(kind, &["mode=uncached", "uncached_strategy=noaccess"]);
         front.read(2 * MIB, LEFT as usize);
         assert!(front.resident() >= LEFT, "{kind:?}: by the option at the start");
+    }
+}
+
+/// Behaviour 4, in the default mode of a mount: a cached read is in the kernel's cache alone, with
+/// each strategy.
+#[test]
+fn uncached_strategy_holds_no_cached_read_twice() {
+    if !may_run() {
+        return;
+    }
+    for strategy in ["noaccess", "dropbehind", "ours"] {
+        let strategy = format!("uncached_strategy={strategy}");
+        let mut front = Front::new(Kind::MountKernel, &["mode=cached", &strategy]);
+        front.drop_clean();
+        front.read(2 * MIB, LEFT as usize);
+        let (kernel, ours) = (front.in_kernel(), front.resident());
+        assert!(kernel >= LEFT && ours < LEFT, "{strategy}: {kernel} and {ours} bytes");
     }
 }
 
@@ -343,7 +394,7 @@ fn invalid_option_is_refused_by_name_with_reason() {
             let named = said.contains(name) || said.contains(&flag);
             assert!(named && said.contains(why), "{kind:?} {name}: {said}");
         }
-        if kind == Kind::Mount {
+        if kind.is_mount() {
             let words = [&kind.command()[..], &["-o", "block_size=4k"]].concat();
             assert!(place.folder.refused(2, &words).contains("was created with"));
             let words = [&kind.command()[..], &["-o", "stable=often"]].concat();
@@ -392,8 +443,9 @@ fn option_has_one_name_everywhere() {
     if !may_run() {
         return;
     }
-    let others = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Mount);
+    let others = Kind::ALL.into_iter().filter(|kind| !kind.is_mount());
     let mounts = [By::Words, By::Flags, By::Fstab].map(|by| (Kind::Mount, by));
+    let mounts = mounts.into_iter().chain([(Kind::MountKernel, By::Words)]);
     for (kind, by) in others.map(|kind| (kind, By::Flags)).chain(mounts) {
         let has = |name: &str| match kind.is_volume() {
             true => name != "block_size",

@@ -4,6 +4,7 @@
 use crate::common::Folder;
 use crate::common::place::may_run;
 use crate::common::volume::{look, make_tree};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 /// A loop device, detached on drop.
@@ -24,10 +25,51 @@ impl Loop {
     }
 }
 
+impl Loop {
+    /// Flushes that the device has completed.
+    fn flushes(&self) -> u64 {
+        let name = self.0.strip_prefix("/dev/").expect("a device");
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).expect("counters");
+        stat.split_whitespace().nth(15).and_then(|n| n.parse().ok()).expect("a count of flushes")
+    }
+}
+
 impl Drop for Loop {
     fn drop(&mut self) {
         let _detached = Command::new("losetup").args(["-d", &self.0]).status();
     }
+}
+
+/// A sync on a mount costs one flush of the block device below. The story: the log wrote its record
+/// with FUA, and the kernel flushes a block device once more after such a write.
+#[test]
+fn sync_on_block_device_flushes_it_once() {
+    if !may_run() {
+        return;
+    }
+    const SYNCS: u64 = 20;
+    let folder = Folder::new();
+    std::fs::File::create(folder.path("disk")).unwrap().set_len(256 << 20).unwrap();
+    std::fs::create_dir(folder.path("mnt")).unwrap();
+    let device = Loop::new(&folder, "disk");
+    folder.ok(&["create", &device.0]);
+    folder.ok(&["mount", &device.0, "mnt", "-o", "cache_size=64M"]);
+    let file = std::fs::File::create(folder.path("mnt/file")).unwrap();
+    file.write_all_at(&[1; 1 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    // Where the log is idle for 10 ms between two syncs, it writes a mark, with a flush.
+    let rounds = (0..20).map(|round| {
+        let before = device.flushes();
+        for n in 0..SYNCS {
+            file.write_all_at(&[round; 4096], n * 8192).unwrap();
+            file.sync_all().unwrap();
+        }
+        device.flushes() - before
+    });
+    let least = rounds.min().expect("rounds");
+    drop(file);
+    folder.ok(&["umount", "mnt"]);
+    assert!(least <= SYNCS + 2, "{least} flushes for {SYNCS} syncs");
 }
 
 /// `create` on a block device failed with "unaligned request": what it looks for signatures with

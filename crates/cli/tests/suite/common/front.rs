@@ -17,8 +17,10 @@ pub enum Kind {
     ExportImage,
     /// `export` of a file in a volume.
     ExportVolume,
-    /// `mount` of a volume with the file.
+    /// `mount` of a volume with the file, with `cache=own`.
     Mount,
+    /// The same with `cache=kernel`, the default.
+    MountKernel,
     /// `attach` of an image.
     DeviceImage,
     /// `attach` of a file in a volume.
@@ -27,23 +29,36 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::ExportImage, Self::ExportVolume, Self::Mount, Self::DeviceImage, Self::DeviceVolume];
-    /// One of each front end.
-    pub const FRONT_ENDS: [Self; 3] = [Self::ExportImage, Self::Mount, Self::DeviceImage];
+    pub const ALL: [Self; 6] = [
+        Self::ExportImage,
+        Self::ExportVolume,
+        Self::Mount,
+        Self::MountKernel,
+        Self::DeviceImage,
+        Self::DeviceVolume,
+    ];
+    /// One of each front end, a mount in both modes.
+    pub const FRONT_ENDS: [Self; 4] =
+        [Self::ExportImage, Self::Mount, Self::MountKernel, Self::DeviceImage];
     /// Those with a volume.
-    pub const VOLUMES: [Self; 3] = [Self::ExportVolume, Self::Mount, Self::DeviceVolume];
+    pub const VOLUMES: [Self; 4] =
+        [Self::ExportVolume, Self::Mount, Self::MountKernel, Self::DeviceVolume];
 
     /// Whether a volume has the bytes.
     pub fn is_volume(self) -> bool {
         Self::VOLUMES.contains(&self)
     }
 
+    /// Whether it is a mount.
+    pub fn is_mount(self) -> bool {
+        matches!(self, Self::Mount | Self::MountKernel)
+    }
+
     /// What `stat --json` calls it.
     fn part(self) -> &'static str {
         match self {
             Self::ExportImage | Self::ExportVolume => "exports",
-            Self::Mount => "mounts",
+            Self::Mount | Self::MountKernel => "mounts",
             Self::DeviceImage | Self::DeviceVolume => "devices",
         }
     }
@@ -53,7 +68,7 @@ impl Kind {
         match self {
             Self::ExportImage => vec!["export", "-U", "sock", "disk"],
             Self::ExportVolume => vec!["export", "-U", "sock", "vol:/disk"],
-            Self::Mount => vec!["mount", "vol", "mnt"],
+            Self::Mount | Self::MountKernel => vec!["mount", "vol", "mnt"],
             Self::DeviceImage => vec!["attach", "disk"],
             Self::DeviceVolume => vec!["attach", "vol:/disk"],
         }
@@ -132,7 +147,8 @@ enum Serving {
 
 /// A file that is served. Everything ends with it.
 pub struct Front {
-    kind: Kind,
+    /// What serves it.
+    pub kind: Kind,
     serving: Option<Serving>,
     client: Option<Client>,
     control: String,
@@ -161,13 +177,16 @@ impl Front {
                 words.extend([format!("--{}", name.replace('_', "-")), value.to_string()]);
             }
         };
-        let all = format!("cache_size=64M,cache=own,control={control}");
+        let mut all = format!("cache_size=64M,control={control}");
+        if kind == Kind::Mount {
+            all.push_str(",cache=own");
+        }
         match (kind, by) {
-            (Kind::Mount, By::Flags) => {
+            (Kind::Mount | Kind::MountKernel, By::Flags) => {
                 words.extend(["-o".into(), all]);
                 flags(&mut words);
             }
-            (Kind::Mount, _) => {
+            (Kind::Mount | Kind::MountKernel, _) => {
                 words.extend(["-o".into(), [&[&*all][..], options].concat().join(",")])
             }
             _ => {
@@ -184,7 +203,7 @@ impl Front {
                 let client = server.client("");
                 (Serving::Export(server), Client::Nbd(client))
             }
-            Kind::Mount => {
+            Kind::Mount | Kind::MountKernel => {
                 match by {
                     By::Fstab => mount_as_fstab(&place, &words[1..]),
                     By::Words | By::Flags => drop(place.folder.ok(&words)),
@@ -204,7 +223,7 @@ impl Front {
 
     /// Opens the file of a mount again: its mode is that of the opening.
     pub fn reopen(&mut self) {
-        if self.kind == Kind::Mount {
+        if self.kind.is_mount() {
             self.client = Some(Client::File(open(&self.place.mnt("disk"), 0)));
         }
     }
@@ -256,11 +275,26 @@ impl Front {
 
     /// Bytes of the file in our cache. Not of a file in a volume that is no mount.
     pub fn resident(&self) -> u64 {
-        let file = if self.kind == Kind::Mount { "mnt/disk" } else { "disk" };
+        let file = if self.kind.is_mount() { "mnt/disk" } else { "disk" };
         let found: Value =
             serde_json::from_str(&self.ask(&["fincore", file, "--json"])).expect("JSON");
         let number = |key: &str| found[key].as_u64().expect("a number");
         number("resident_blocks") * number("block_size")
+    }
+
+    /// Drops what is clean from our cache, and from the kernel's cache of a mount.
+    pub fn drop_clean(&self) {
+        self.ask(&["tune", "--drop-clean"]);
+        if let (true, Some(Client::File(file))) = (self.kind.is_mount(), &self.client) {
+            let all = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+            all.expect("posix_fadvise(2)");
+        }
+    }
+
+    /// Bytes of the file of a mount in the kernel's page cache.
+    pub fn in_kernel(&self) -> u64 {
+        let file = File::open(self.place.mnt("disk")).expect("the file");
+        forebay_base::kernel_cache::cached_bytes(&file).expect("cachestat(2)")
     }
 
     /// Bytes of the image in the kernel's page cache.
