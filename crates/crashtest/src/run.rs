@@ -198,6 +198,17 @@ impl Life<'_> {
         Ok(())
     }
 
+    /// Removes all names, and closes the volume. Records the available blocks before that.
+    async fn emptied(&self, volume: &Volume) -> Result<(), String> {
+        let emptied = self.meter.ended(Operation::Empty, emptied::empty(volume)).await;
+        emptied.map_err(|error| format!("emptying it after the disk became healthy: {error}"))?;
+        let left = volume.statfs().await.map_err(|error| error.to_string())?.blocks_available;
+        self.shared.learn(|known| known.ran.left = Some(left));
+        let closed = self.meter.ended(Operation::Close, volume.close()).await;
+        closed.map_err(|error| format!("closing the empty volume: {error}"))?;
+        self.bounds.check_closed(volume)
+    }
+
     /// The disk works again: the first sync may report what was lost, the next one succeeds. It may
     /// fail for good only if content decayed, or if the volume is read-only.
     async fn healed(&self, volume: &Volume) -> Result<(), String> {

@@ -6,8 +6,7 @@
 //!
 //! No locks.
 
-use super::Life;
-use crate::workload::{Operation, Setup};
+use crate::workload::Setup;
 use forebay_base::Error;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
@@ -29,7 +28,7 @@ pub(super) fn is_due(setup: &Setup, volume: &Volume) -> bool {
 }
 
 /// Removes every name, and the attributes of the root, and syncs.
-async fn empty(volume: &Volume) -> Result<(), Error> {
+pub(super) async fn empty(volume: &Volume) -> Result<(), Error> {
     let (mut dirs, mut next) = (Vec::new(), vec![Ino::ROOT]);
     while let Some(dir) = next.pop() {
         for entry in volume.readdir(dir, Cookie::START, usize::MAX).await? {
@@ -53,19 +52,6 @@ async fn empty(volume: &Volume) -> Result<(), Error> {
         volume.checkpoint().await?;
     }
     Ok(())
-}
-
-impl Life<'_> {
-    /// Removes all names, and closes the volume. Records the available blocks before that.
-    pub(super) async fn emptied(&self, volume: &Volume) -> Result<(), String> {
-        let emptied = self.meter.ended(Operation::Empty, empty(volume)).await;
-        emptied.map_err(|error| format!("emptying it after the disk became healthy: {error}"))?;
-        let left = volume.statfs().await.map_err(|error| error.to_string())?.blocks_available;
-        self.shared.learn(|known| known.ran.left = Some(left));
-        let closed = self.meter.ended(Operation::Close, volume.close()).await;
-        closed.map_err(|error| format!("closing the empty volume: {error}"))?;
-        self.bounds.check_closed(volume)
-    }
 }
 
 /// Compares the space of an emptied volume with that of one on a healthy disk (H1).
