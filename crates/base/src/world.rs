@@ -1,11 +1,12 @@
 //! The services that the stack needs from its environment: clock, random numbers, tasks and timed
 //! waits. They are injected at run time, so that a simulation replays from one seed.
 
-use crate::pool::TaskPool;
+use crate::pool::{Attach, TaskPool};
 use crate::sync::{Arc, Mutex};
 use crate::task::{BoxFuture, OneSender, oneshot};
 use std::collections::BTreeMap;
-use std::sync::Condvar;
+use std::num::NonZeroU64;
+use std::sync::{Condvar, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use crate::sim_world as sim;
@@ -28,6 +29,11 @@ pub trait World: Send + Sync {
     /// thread, and a device may take long. Such waits use `.await`: a flush, for example, is a
     /// request to the device, whose completion the task awaits.
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
+    /// Runs a flusher as a background task; see [`World::spawn`]. Its thread may submit its
+    /// requests itself.
+    fn spawn_flusher(&self, task: BoxFuture<'static, ()>) {
+        self.spawn("forebay-flush", task);
+    }
     /// Waits until `at`.
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()>;
 
@@ -39,6 +45,9 @@ pub trait World: Send + Sync {
 
 /// A shared world.
 pub type WorldRef = std::sync::Arc<dyn World>;
+
+/// How late the kernel may wake the thread of the timers.
+const TIMER_SLACK_NANOS: u64 = 1_000;
 
 type Timers = BTreeMap<(Nanos, u64), OneSender<()>>;
 
@@ -61,21 +70,37 @@ pub struct RealWorld {
     random: Mutex<u64>,
     timer: Arc<TimerShared>,
     tasks: TaskPool,
+    /// For flushers, once they have threads of their own.
+    flushers: OnceLock<TaskPool>,
 }
 
 impl RealWorld {
     /// The real world, its random numbers seeded from the clock and the process id.
     #[expect(clippy::new_ret_no_self, reason = "a world is only ever used shared")]
     pub fn new() -> WorldRef {
-        let clock = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos() as u64);
-        Self::with_seed(clock ^ (u64::from(std::process::id()) << 32))
+        Self::shared()
+    }
+
+    /// As [`RealWorld::new`], for a caller that may call [`RealWorld::attach_flushers`].
+    pub fn shared() -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self::of(seed_of_clock()))
+    }
+
+    /// From now on flushers start on threads apart, with queues of their own, which `attach` gives.
+    pub fn attach_flushers(&self, attach: Attach) {
+        match TaskPool::with_queues("forebay-flush", attach) {
+            Ok(pool) => assert!(self.flushers.set(pool).is_ok(), "a world gets one pool for them"),
+            Err(e) => log::warn!("no threads for flushers: {e}"),
+        }
     }
 
     /// The real world with a given seed for its random numbers.
     pub fn with_seed(seed: u64) -> WorldRef {
-        std::sync::Arc::new(Self {
+        std::sync::Arc::new(Self::of(seed))
+    }
+
+    fn of(seed: u64) -> Self {
+        Self {
             start: Instant::now(),
             random: Mutex::new(seed),
             timer: Arc::new(TimerShared {
@@ -83,8 +108,16 @@ impl RealWorld {
                 changed: Condvar::new(),
             }),
             tasks: TaskPool::new(),
-        })
+            flushers: OnceLock::new(),
+        }
     }
+}
+
+fn seed_of_clock() -> u64 {
+    let clock = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos() as u64);
+    clock ^ (u64::from(std::process::id()) << 32)
 }
 
 /// One step of SplitMix64 (Steele, Lea, Flood 2014): enough for jitter, sampling and tests.
@@ -109,6 +142,10 @@ impl World for RealWorld {
         self.tasks.spawn(name, task);
     }
 
+    fn spawn_flusher(&self, task: BoxFuture<'static, ()>) {
+        self.flushers.get().unwrap_or(&self.tasks).spawn("forebay-flush", task);
+    }
+
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
         let (tx, rx) = oneshot();
         let mut state = lock(&self.timer);
@@ -116,11 +153,15 @@ impl World for RealWorld {
         let key = (at, state.serial);
         state.timers.insert(key, tx);
         let start_thread = !std::mem::replace(&mut state.thread_runs, true);
+        let is_first = state.timers.first_key_value().is_some_and(|(first, _)| *first == key);
         drop(state);
         if start_thread {
             start_timers(&self.timer, self.start);
         }
-        self.timer.changed.notify_one();
+        // The thread wakes for the first timer in any case.
+        if is_first {
+            self.timer.changed.notify_one();
+        }
         let armed = Armed { timer: self.timer.clone(), key };
         Box::pin(async move {
             let _armed = armed;
@@ -167,6 +208,10 @@ fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
 /// starts it again. Removing a timer does not wake the thread: it sleeps on until the time of that
 /// timer.
 fn run_timers(shared: &TimerShared, start: Instant) {
+    // Without it each timer is late by the default of 50 us, half of a writer's shortest pause.
+    if let Err(e) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NANOS)) {
+        log::debug!("timers are late: {e}");
+    }
     let mut state = lock(shared);
     loop {
         let now = start.elapsed().as_nanos() as u64;
@@ -218,6 +263,7 @@ mod tests {
             random: Mutex::new(1),
             timer: timer.clone(),
             tasks: TaskPool::new(),
+            flushers: OnceLock::new(),
         };
         let long = world.sleep(Duration::from_secs(3600));
         assert_eq!(lock(&timer).timers.len(), 1);

@@ -119,7 +119,13 @@ impl Engine {
     /// each wait. Dropping the queue waits for the requests in flight. The kernel may interrupt
     /// system calls of such a thread (EINTR): repeat them.
     pub fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.0.ring.as_ref()?.attach()
+        self.0.ring.as_ref()?.attach(false)
+    }
+
+    /// As [`Engine::attach_thread`], for a thread that computes for long between two calls of the
+    /// queue: each submission passes its requests to the kernel.
+    pub fn attach_submitter(&self) -> Option<Box<dyn LocalQueue>> {
+        self.0.ring.as_ref()?.attach(true)
     }
 
     /// Whether so many requests wait that a caller should wait in [`Engine::wait_for_capacity`]

@@ -142,7 +142,14 @@ impl std::fmt::Debug for Cache {
 impl Cache {
     /// Makes a cache: maps its arena, starts its I/O engine.
     pub fn new(config: CacheConfig) -> Result<Self> {
-        Self::in_world(config, RealWorld::new())
+        let world = RealWorld::shared();
+        let cache = Self::in_world(config, world.clone())?;
+        let engine = cache.shared.engine.clone();
+        // No file is open yet, so no flusher runs.
+        if engine.kind().0 == "io_uring" {
+            world.attach_flushers(Box::new(move || engine.attach_submitter()));
+        }
+        Ok(cache)
     }
 
     /// A cache in a given world, for simulation.
@@ -164,6 +171,7 @@ impl Cache {
             },
             world,
         )?;
+        // Last of what may fail: a cache that is refused has started no thread and no ring.
         let engine = Engine::new(config.aio)?;
         let (registry, unreported) = (Registry::default(), std::sync::Arc::default());
         let (volumes, files) = (std::sync::Arc::default(), std::sync::Arc::default());

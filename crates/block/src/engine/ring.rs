@@ -73,6 +73,8 @@ pub(crate) struct Ring {
     /// Requests that failed before they were submitted.
     failed: Vec<Boxed>,
     answers: Vec<(u64, i32)>,
+    /// Each submission passes its requests to the kernel.
+    pub(crate) eager: bool,
 }
 
 /// Converts the call to a submission queue entry.
@@ -138,6 +140,7 @@ impl Ring {
             queue: Queue::new(BACKGROUND_MAX),
             failed: Vec::new(),
             answers: Vec::new(),
+            eager: false,
         })
     }
 

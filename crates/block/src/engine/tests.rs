@@ -7,6 +7,7 @@ use super::threads::{IDLE, Pool};
 use super::{Aio, Engine};
 use forebay_base::task::{block_on, oneshot};
 use forebay_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -272,6 +273,31 @@ fn request_end_may_submit_again() {
             queue.reap();
             ended += lab.ended.try_iter().count();
             std::thread::yield_now();
+        }
+    }
+}
+
+/// A submitter's requests are in the kernel when its submission returns: they are answered although
+/// it makes no call of its queue before. Those of another queue wait for `flush`.
+#[test]
+fn submitter_passes_requests_to_the_kernel_at_once() {
+    for (aio, engine) in engines() {
+        for eager in [false, true] {
+            let attached = if eager { engine.attach_submitter() } else { engine.attach_thread() };
+            let Some(mut queue) = attached else { continue };
+            let lab = Lab::new();
+            let make = |n| lab.make(n, Class::WriteBack, Panics::Never) as Boxed;
+            engine.submit((0..8).map(make), aio);
+            let limit = Timespec { tv_sec: if eager { 60 } else { 0 }, tv_nsec: 1 << 26 };
+            let mut ready = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
+            let answered = poll(&mut ready, Some(&limit)).expect("a wait");
+            assert_eq!(answered == 1, eager, "eager: {eager}");
+            let mut ended = 0;
+            while ended < 8 {
+                queue.reap();
+                ended += lab.ended.try_iter().count();
+                std::thread::yield_now();
+            }
         }
     }
 }

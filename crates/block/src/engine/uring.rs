@@ -1,5 +1,5 @@
 //! The io_uring engine: a ring with a thread of its own for requests from any thread, and rings of
-//! event-loop threads.
+//! event-loop threads and of the threads of flushers.
 //!
 //! The ring's thread both submits and reaps. Submitting from the caller's thread would save a
 //! thread switch. But the kernel then interrupts that thread for each completion, and cancels its
@@ -123,6 +123,10 @@ impl Uring {
                 // Planning does not submit, so the ring may be borrowed meanwhile.
                 let mut ring = local.borrow_mut();
                 planned.for_each(|request| ring.add(request));
+                if ring.eager {
+                    // What fails here is tried again, or given up, in `reap`.
+                    let _later = ring.flush();
+                }
             } else if let Some(first) = planned.next() {
                 self.put(std::iter::once(first).chain(planned));
             }
@@ -150,12 +154,13 @@ impl Uring {
     }
 
     /// A ring for the calling thread; none if it has one or the system gives none.
-    pub(crate) fn attach(&self) -> Option<Box<dyn LocalQueue>> {
+    pub(crate) fn attach(&self, eager: bool) -> Option<Box<dyn LocalQueue>> {
         if local_ring(self.id).is_some() {
             return None;
         }
         let make = || {
-            let (ring, ready) = (Ring::new()?, event_fd()?);
+            let (mut ring, ready) = (Ring::new()?, event_fd()?);
+            ring.eager = eager;
             ring.signal(&ready)?;
             Ok::<_, io::Error>((ring, ready))
         };

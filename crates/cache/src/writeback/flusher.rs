@@ -33,7 +33,7 @@ impl PageCache {
         let domain = &mapping.domain;
         if domain.join(mapping.id, mapping.dirty.clone(), out) {
             let task = run_flusher(self.clone(), domain.clone());
-            self.world.spawn("forebay-flush", Box::pin(task));
+            self.world.spawn_flusher(Box::pin(task));
         }
     }
 }

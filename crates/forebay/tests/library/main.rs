@@ -5,6 +5,7 @@ mod budget;
 mod dir;
 mod examples;
 mod file;
+mod flusher;
 mod fsx;
 mod growing;
 mod interface;

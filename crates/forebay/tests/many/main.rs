@@ -17,10 +17,11 @@ const FILES: usize = 10_000;
 const BUDGET: u64 = 96 << 20;
 /// Descriptors: one for each file, without direct I/O, and some for everything else.
 const DESCRIPTORS: u64 = FILES as u64 + 600;
-/// Threads that a cache may have on io_uring, whatever the number of files: eight of the kernel's,
-/// and one for requests that a ring cannot carry out. And the threads of the other engine, which do
-/// the I/O without io_uring.
-const THREADS: usize = 13;
+/// Threads that a cache may have on io_uring, whatever the number of files: eight of the kernel's
+/// for each of two rings, the shared one and that of the flusher; one for requests that a ring
+/// cannot carry out; five of its own. And the threads of the other engine, which do the I/O without
+/// io_uring.
+const THREADS: usize = 22;
 const IO_THREADS: usize = 16;
 
 /// File descriptors that this process may have, after the limit was raised as far as it goes.
