@@ -17,7 +17,9 @@
 //! space before the freeze may still look up older content in the frozen changes. So the next
 //! freeze waits until such tasks have ended. H18 after the task of a checkpoint was dropped, the
 //! next one begins only when the device has ended every write of nodes and slots. A late slot would
-//! replace a newer one, and refer to freed nodes.
+//! replace a newer one, and refer to freed nodes. H19 a checkpoint that follows a failed one, with
+//! no record in between, queues no mark of its own. So failing checkpoints take no more of the log
+//! than the records between them were granted.
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint is
 //! made at a time.
@@ -26,6 +28,7 @@ pub(crate) mod changes;
 mod close;
 mod discard;
 mod free;
+mod making;
 mod read_only;
 mod repeat;
 mod stats;
@@ -94,6 +97,10 @@ struct Turn {
     discarded: u64,
     /// Free segments that are not discarded yet, for an injected fault.
     late: Vec<u32>,
+    /// Ticket of the mark with which the newest checkpoint ends; 0: it has none of this life.
+    mark: u64,
+    /// A slot may name nodes of a failed checkpoint, which are held (nodes.N16).
+    names_failed: bool,
 }
 
 impl Deref for Checkpoints {
@@ -126,7 +133,8 @@ impl Checkpoints {
     ) -> Self {
         let (discarded, late) = (0, Vec::new());
         let stats = CheckpointStats::default();
-        let turn = Turn { stats, superblock, closing: None, discarded, late };
+        let (closing, mark, names_failed) = (None, 0, false);
+        let turn = Turn { stats, superblock, closing, discarded, late, mark, names_failed };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
         Self { files, turn, turns: TurnLock::new(), usage, usage_nodes }
     }
@@ -204,33 +212,6 @@ impl State {
     }
 }
 
-/// A checkpoint in progress. If it is dropped before it is durable, by an error or because its task
-/// was dropped, the frozen changes are put back. One that closes the volume counts as done before
-/// its slot is written (close.H16).
-struct Making<'a> {
-    checkpoints: &'a Checkpoints,
-    /// Places of nodes allocated and given up so far.
-    taken: Ledger,
-    /// A slot that names the new nodes may be on the device.
-    is_named: bool,
-    is_over: bool,
-}
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        let mut state = self.checkpoints.state.lock();
-        state.thaw();
-        let places = self.taken.taken.concat();
-        match self.is_named {
-            true => state.space.nodes.hold(places),
-            false => state.space.nodes.fail_places(places),
-        }
-    }
-}
-
 impl NodeOwner for Checkpoints {
     fn take_node(&self) -> Result<[Place; 2]> {
         self.state.lock().take_node()
@@ -269,6 +250,8 @@ impl Checkpoints {
             state.frozen.is_none().then_some(())
         };
         self.reservation_ended.wait_until(free).await;
+        self.free_named().await?;
+        let unused = self.unused_mark();
         let ticket = {
             let mut state = self.state.lock();
             if state.life.is_closed() {
@@ -276,6 +259,9 @@ impl Checkpoints {
             }
             let ticket = match how {
                 How::Fresh | How::Replayed => 0,
+                How::Log | How::Close if unused == Some(state.queue.last_ticket()) => {
+                    state.queue.last_ticket()
+                }
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
@@ -285,8 +271,7 @@ impl Checkpoints {
             half.into_iter().for_each(|name| state.items.put(name, None));
             ticket
         };
-        let taken = Ledger::default();
-        let mut making = Making { checkpoints: self, taken, is_named: false, is_over: false };
+        let mut making = self.begin();
         if ticket > 0 {
             self.commit(ticket, false).await?;
         }
@@ -306,6 +291,7 @@ impl Checkpoints {
         let done = done.await;
         drop((data, items));
         let mut settled = done?;
+        settled.mark = ticket;
         if settled.superblock.state == STATE_CLEAN {
             making.is_over = true;
             self.turn.lock().closing = Some(settled);
@@ -350,6 +336,8 @@ struct Settled {
     given_up: Vec<Place>,
     plan: Plan,
     superblock: Superblock,
+    /// The ticket of its mark.
+    mark: u64,
 }
 
 impl Checkpoints {
@@ -405,7 +393,7 @@ impl Checkpoints {
         };
         (superblock.log_sequence, superblock.log_predecessor) = (head.sequence, head.predecessor);
         superblock.state = if how == How::Close && self.seal()? { STATE_CLEAN } else { 0 };
-        Ok(Settled { merged, usage, given_up, plan, superblock })
+        Ok(Settled { merged, usage, given_up, plan, superblock, mark: 0 })
     }
 
     /// Writes a slot for a volume that was closed and is opened again, with the new generation,
@@ -441,14 +429,14 @@ impl Checkpoints {
 
     /// Completes a checkpoint that is durable.
     fn settle(&self, settled: Settled, number: u64) {
-        let Settled { merged, usage, given_up, plan, superblock } = settled;
+        let Settled { merged, usage, given_up, plan, superblock, mark } = settled;
         let mut pairs = merged.ledger.freed.clone();
         pairs.append(&mut self.usage.lock());
         self.tree.cache().forget(&pairs);
         *self.usage.lock() = usage;
         {
             let mut turn = self.turn.lock();
-            turn.superblock = superblock;
+            (turn.superblock, turn.mark) = (superblock, mark);
             turn.stats.checkpoints += 1;
             turn.stats.changed_leaves += merged.changed_leaves;
             turn.stats.written_nodes += merged.written_nodes;

@@ -109,11 +109,13 @@ pub enum Planted {
     LostForgotten,
     /// When a reservation ends, the log space that its records did not take stays granted.
     GrantKept,
+    /// The nodes of a failed checkpoint are free for the next one, although a slot may name them.
+    NamedNodesFreed,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -159,6 +161,7 @@ impl Planted {
         Self::WritesKept,
         Self::LostForgotten,
         Self::GrantKept,
+        Self::NamedNodesFreed,
     ];
 
     /// The name of the fault, for command lines.
@@ -209,6 +212,7 @@ impl Planted {
             Self::WritesKept => "writes-kept",
             Self::LostForgotten => "lost-forgotten",
             Self::GrantKept => "grant-kept",
+            Self::NamedNodesFreed => "named-nodes-freed",
         }
     }
 

@@ -7,6 +7,7 @@
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
 //!              (after a failed flush its runs of data are read back, checked, and written again)
+//!              or, if the log must not take a segment: the same bytes at the same place (L15)
 //! ```
 //! A task that waits for a record advances the log itself: it takes the turn to write a group of
 //! all queued records, or the turn to flush, whichever is free and helps. One group may be written
@@ -32,7 +33,11 @@
 //! every write of the turn. A late write would replace bytes that the next turn wrote to the same
 //! address. L12 a failed write of a record loses nothing that the device had completed. Only a
 //! failed flush does, and a failed write with FUA, which may have flushed. `flush_failures` counts
-//! these alone, and decides which runs of data are in doubt.
+//! these alone, and decides which runs of data are in doubt. L15 if the free segments do not allow
+//! the log to leave its segment (space.P26), a group whose write failed is written again at its
+//! place, with the same bytes. So a crash leaves nothing that the first write could not have left.
+//! This needs that no flush has failed since its records were taken, except with its own write with
+//! FUA: then nothing is in doubt that it refers to or follows.
 //!
 //! Locks: `ctl` is at the level of the state lock; the two are never held together. Below `ctl` the
 //! lock of a flush turn, under which no other is taken.
@@ -149,6 +154,18 @@ impl Head {
     }
 }
 
+/// What is needed to write a group at its place, and again if that fails (L15).
+pub(crate) struct LaidOut {
+    /// Device offsets, and the bytes there.
+    pub writes: Vec<(u64, Vec<u8>)>,
+    /// It is written with FUA (commit.K11).
+    pub fua: bool,
+    /// The last record that its records call durable.
+    pub durable_through: u64,
+    /// Failed flushes that concern none of its content.
+    pub flush_failures: u64,
+}
+
 /// Records that are written together.
 pub(crate) struct Group {
     pub records: Vec<Pending>,
@@ -185,6 +202,8 @@ pub(crate) struct Ctl {
     pub flush_failures: u64,
     pub last_error: Option<Error>,
     pub repair: bool,
+    /// The last of `groups`, if its write failed and may be repeated (L15). `repair` is set.
+    pub refused: Option<LaidOut>,
     pub flushes: u64,
     pub group_count: u64,
 }
@@ -226,6 +245,7 @@ impl Log {
             flush_failures: 0,
             last_error: None,
             repair: false,
+            refused: None,
             flushes: 0,
             group_count: 0,
         };
@@ -322,7 +342,7 @@ impl Log {
     pub fn fail(ctl: &mut Ctl, error: Error) {
         // Warns once for each repair: while a host is full, each attempt fails.
         let level = if ctl.repair { log::Level::Debug } else { log::Level::Warn };
-        log::log!(level, "the log moves to another segment: {error}");
+        log::log!(level, "a write or flush of the log failed, records are written again: {error}");
         ctl.failures += 1;
         assert!(ctl.flush_failures <= ctl.failures, "L12: failed flushes are failures");
         ctl.last_error = Some(error);

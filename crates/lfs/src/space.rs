@@ -4,17 +4,19 @@
 //!
 //! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
 //! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
-//! before is counted and not refused. P12 data never takes the last two
-//! segments ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that
-//! the log continues while two checkpoints make it shorter. The other is only for an opening, the
-//! mark of a checkpoint, and a log that failed. P13 there is also space for the nodes of the next
+//! before is counted and not refused. P12 data never takes the last two segments
+//! ([`ledger::KEPT_SEGMENTS`]). One is for records that make space or end work, so that the log
+//! continues while two checkpoints make it shorter. The other is only for an opening, the mark of a
+//! checkpoint, and a log that failed. P13 there is also space for the nodes of the next
 //! checkpoints, so that operations that make space can become durable. P14 there is also space for
 //! accepted content, which neither new content nor the log takes. P15 data, the log and accepted
 //! content leave one more segment to the cleaner, and during a pass as many as the pass counts on.
 //! The cleaner leaves all others, unless it could not begin without one of them. P24 only
 //! checkpoints take nodes, and no change is accepted for which the next ones would have none. New
 //! content leaves the nodes that a removal or a truncate may need; operations that make space, and
-//! content accepted before, may use them.
+//! content accepted before, may use them. P26 the log leaves a segment that is not full only if the
+//! free segments still take the nodes of the next checkpoints and all grants of the log. So no
+//! sequence of failed writes takes the space that a checkpoint needs.
 //!
 //! No locks: the volume's state lock covers it.
 

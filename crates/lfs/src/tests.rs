@@ -38,6 +38,7 @@ mod names;
 mod near_reads;
 mod node_places;
 mod open_reads;
+mod outage;
 mod overwrite;
 mod read_only;
 mod removed;

@@ -37,7 +37,7 @@ use crate::format::{COUNT_MAX, corrupt};
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
-use crate::recover::open::{Opened, find, fresh_head};
+use crate::recover::open::{First, Opened, find, fresh_head};
 use crate::recover::repair::Repair;
 use crate::recover::rollforward::{Found, Replay};
 use crate::space::Need;
@@ -165,8 +165,8 @@ struct Recovered {
     volume: Volume,
     /// The log has no records after the checkpoint.
     is_clean: bool,
-    /// The log has more records, which were not replayed (rollforward.bounded).
-    has_rest: bool,
+    /// The checkpoint that comes first.
+    first: First,
 }
 
 /// An open volume. Clones share it.
@@ -218,10 +218,16 @@ impl Volume {
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
         let mut replay = if options.read_only { Replay::Complete } else { Replay::FirstPart };
-        let mut changes_peak = 0;
+        let (mut changes_peak, mut frees, mut has_freed) = (0, false, false);
         loop {
-            let found = Self::recover(device, world, options, replay, changes_peak).await?;
-            let Recovered { volume, is_clean, has_rest } = found;
+            let found = Self::recover(device, world, options, (replay, frees), changes_peak).await;
+            let Recovered { volume, is_clean, first } = match found {
+                Err(error) if error.kind() == ErrorKind::NoSpace && !frees && !has_freed => {
+                    frees = true;
+                    continue;
+                }
+                found => found?,
+            };
             changes_peak = volume.0.memory.replay_peak();
             if options.read_only {
                 volume.0.state.lock().life.open_for_reading();
@@ -232,22 +238,30 @@ impl Volume {
             if !is_clean && !options.plant.has(Planted::UnflushedRecovery) {
                 flush(device).await.map_err(for_reading)?;
             }
-            if has_rest {
-                match volume.0.checkpoints.make(How::Replayed).await {
-                    Ok(()) => replay = Replay::LaterPart,
-                    // The segments that the rest of the log names leave too few free ones: the log
-                    // is replayed in memory. That would not help if the host lacks space.
-                    Err(error) if volume.has_run_out(&error) => replay = Replay::Complete,
-                    Err(error) => return Err(for_reading(error)),
+            let made = match first {
+                First::None if is_clean => volume.0.checkpoints.begin_life().await,
+                First::None => volume.0.checkpoints.make(How::Fresh).await,
+                First::Part => volume.0.checkpoints.make(How::Replayed).await,
+                First::Whole => volume.0.checkpoints.make_and_free(How::Replayed).await,
+            };
+            match (first, made) {
+                (First::None, Ok(())) => {
+                    volume.remove_orphans().await;
+                    return Ok(volume);
                 }
-                continue;
+                (First::Part, Ok(())) => replay = Replay::LaterPart,
+                (First::Whole, Ok(())) => (frees, has_freed) = (false, true),
+                // The segments that the rest of the log names leave too few free ones: the log is
+                // replayed in memory. That would not help if the host lacks space.
+                (First::Part, Err(error)) if volume.has_run_out(&error) => {
+                    replay = Replay::Complete;
+                }
+                (First::None, Err(error)) if volume.has_run_out(&error) && !has_freed => {
+                    log::warn!("{}: the log is merged to free its segments", device.name());
+                    frees = true;
+                }
+                (_, Err(error)) => return Err(for_reading(error)),
             }
-            match is_clean {
-                true => volume.0.checkpoints.begin_life().await?,
-                false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
-            }
-            volume.remove_orphans().await;
-            return Ok(volume);
         }
     }
 
@@ -258,12 +272,12 @@ impl Volume {
     }
 
     /// Finds the newest checkpoint and replays the log behind it, or a part of it. `changes_peak`:
-    /// the most bytes that changes took in earlier parts.
+    /// the most bytes that changes took in earlier parts. `frees`: as for [`Opened::prepare`].
     async fn recover(
         device: &DeviceRef,
         world: &WorldRef,
         options: &OpenOptions,
-        replay: Replay,
+        (replay, frees): (Replay, bool),
         changes_peak: u64,
     ) -> Result<Recovered> {
         let (superblock, older, hidden) = match options.passed_over {
@@ -302,13 +316,14 @@ impl Volume {
         if let Some(hidden) = hidden {
             opened.found.damage.get_or_insert(hidden);
         }
-        if !options.read_only {
-            opened.prepare(device, superblock.checkpoint, options.plant)?;
-        }
-        let (is_clean, has_rest) = (opened.is_clean, opened.found.rest.is_some());
+        let first = match options.read_only {
+            true => First::None,
+            false => opened.prepare(device, superblock.checkpoint, options.plant, frees)?,
+        };
+        let is_clean = opened.is_clean;
         opened.found.changes_peak = opened.found.changes_peak.max(changes_peak);
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
-        Ok(Recovered { volume, is_clean, has_rest })
+        Ok(Recovered { volume, is_clean, first })
     }
 
     async fn assemble(

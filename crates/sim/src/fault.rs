@@ -98,6 +98,7 @@ pub struct FaultRule {
     nth: u64,
     times: u64,
     one_in: u64,
+    every: u64,
     seen: u64,
 }
 
@@ -114,7 +115,7 @@ impl FaultRule {
 
     /// For calls of every kind to which the fault applies.
     pub fn any(fault: Fault) -> Self {
-        Self { fault, op: None, within: None, nth: 1, times: 1, one_in: 1, seen: 0 }
+        Self { fault, op: None, within: None, nth: 1, times: 1, one_in: 1, every: 1, seen: 0 }
     }
 
     /// Only calls that touch this byte range. Flushes touch no range.
@@ -151,6 +152,13 @@ impl FaultRule {
         self
     }
 
+    /// Of the calls that would fire, each `n`th one does.
+    #[must_use]
+    pub fn every(mut self, n: u64) -> Self {
+        self.every = n.max(1);
+        self
+    }
+
     /// Whether it fires for this call; counts the call.
     pub(crate) fn fires(&mut self, op: BioOp, at: &Range<u64>, rng: &mut u64) -> Option<Fault> {
         let touches = |r: &Range<u64>| op != BioOp::Flush && r.start < at.end && at.start < r.end;
@@ -162,6 +170,7 @@ impl FaultRule {
         }
         self.seen += 1;
         let on = self.seen >= self.nth && self.seen - self.nth < self.times;
+        let on = on && (self.seen - self.nth + 1).is_multiple_of(self.every);
         let lucky = on && (self.one_in == 1 || split_mix(rng).is_multiple_of(self.one_in));
         lucky.then_some(self.fault)
     }
@@ -185,6 +194,7 @@ mod tests {
         assert_eq!(fired(rule().within(25..41).sticky(), BioOp::Write, 6), [2, 3, 4]);
         assert!(fired(rule(), BioOp::Read, 5).is_empty());
         assert!(fired(FaultRule::any(Fault::Torn).sticky(), BioOp::Read, 5).is_empty());
+        assert_eq!(fired(rule().sticky().every(3), BioOp::Write, 8), [3, 6]);
         let some = fired(rule().sticky().one_in(4), BioOp::Write, 400).len();
         assert!((60..140).contains(&some), "{some}");
     }

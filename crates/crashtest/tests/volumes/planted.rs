@@ -127,6 +127,7 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::HalfRename => NAMES,
         Planted::JoinedCommit | Planted::AppendRangeTwice | Planted::SizeOfOneWriter => CLIENTS,
         Planted::ForgottenGroup => DROPPED,
+        Planted::NamedNodesFreed => Hunt { change: |setup| setup.failing = lossy(), ..NAMES },
         Planted::LostForgotten => Hunt { change: |setup| setup.failing = lossy(), ..CLIENTS },
         Planted::RangeReleasedEarly => Hunt { search: by_dropping_on_image, ..DROPPED },
         _ => NAMES,

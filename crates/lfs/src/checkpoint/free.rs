@@ -25,7 +25,7 @@ impl Checkpoints {
 
     async fn make_to_free(&self, least: u64, more: u64) -> bool {
         let before = self.merged();
-        let moves = self.state.lock().space.log_is_used();
+        let moves = self.state.lock().log_leaves();
         let mut how = if moves { How::Moving } else { How::Log };
         let least = before + least.max(1 + u64::from(moves));
         loop {

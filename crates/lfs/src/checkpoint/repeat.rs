@@ -6,9 +6,9 @@
 //! a flush instead of a merge, which after random overwrites would write a new leaf for most leaves
 //! of the tree.
 //!
-//! Invariant: H17 the repetition follows its checkpoint at once, in the same turn. So everything
-//! that it refers to is flushed (checkpoint.H12), and no node of a failed checkpoint is held
-//! (nodes.N11).
+//! Invariant: H17 the repetition refers to what its checkpoint refers to, so everything is flushed
+//! (checkpoint.H12). It follows its checkpoint in the same turn, or it takes the number of a failed
+//! one, and replaces that state in its slots. So no slot names a node that it frees (nodes.N11).
 //!
 //! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
@@ -53,9 +53,19 @@ impl Checkpoints {
         superblock.checkpoint += 1;
         self.write_slots(&mut superblock, self.log.failures()).await?;
         let number = superblock.checkpoint;
-        self.turn.lock().superblock = superblock;
+        {
+            let mut turn = self.turn.lock();
+            (turn.superblock, turn.names_failed) = (superblock, false);
+        }
         self.state.lock().settle_repeated(number);
         Ok(())
+    }
+
+    /// If a slot may name the nodes of a failed checkpoint, writes the newest durable state to both
+    /// slots of that number. Then no slot names these nodes, and they are free (nodes.N16).
+    pub(super) async fn free_named(&self) -> Result<()> {
+        let names_failed = self.turn.lock().names_failed;
+        if names_failed { self.repeat().await } else { Ok(()) }
     }
 
     /// Writes a state of the superblock, and makes it durable (checkpoint.H12, checkpoint.H13). If

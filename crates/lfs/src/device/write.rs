@@ -21,14 +21,14 @@ fn held_write(offset: u64, data: AlignedBuf, hold: &Hold) -> (Bio, Awaited) {
 /// thread if the device permits that.
 pub(crate) async fn write_here(
     device: &DeviceRef,
-    writes: Vec<(u64, Vec<u8>)>,
+    writes: &[(u64, Vec<u8>)],
     flags: BioFlags,
     failed: &mut Vec<u64>,
     hold: Hold,
 ) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
     for (offset, bytes) in writes {
-        let mut at = offset;
+        let mut at = *offset;
         for part in bytes.chunks(longest) {
             let (bio, completion) = held_write(at, AlignedBuf::copy_of(part), &hold);
             device.execute(bio.with_flags(flags));
@@ -49,14 +49,14 @@ pub(crate) async fn write_all(
     flags: BioFlags,
     hold: Hold,
 ) -> Result<()> {
-    write_each(device, writes, flags, &mut Vec::new(), hold).await
+    write_each(device, &writes, flags, &mut Vec::new(), hold).await
 }
 
 /// [`write_all`] that adds the device offsets of failed writes to `failed`, without those that
 /// failed for lack of space.
 pub(crate) async fn write_each(
     device: &DeviceRef,
-    writes: Vec<(u64, Vec<u8>)>,
+    writes: &[(u64, Vec<u8>)],
     flags: BioFlags,
     failed: &mut Vec<u64>,
     hold: Hold,

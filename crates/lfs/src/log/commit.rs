@@ -22,7 +22,7 @@ use crate::format::record::RecordKind;
 use crate::log::group_layout::Batch;
 use crate::log::group_plan::GroupPlan;
 use crate::log::turn::{FlushTurn, WriteTurn};
-use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
+use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, LaidOut, Log, Pending, Step};
 use forebay_base::buf::DataRef;
 use forebay_base::sync::Arc;
 use forebay_base::task::{BoxFuture, yield_now};
@@ -39,6 +39,11 @@ pub(crate) trait RecordOwner: Send + Sync {
 
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
     fn requeue(&self, group: &mut Group);
+
+    /// Whether the log can leave its segment after a failed write, so that later needs still find
+    /// free segments (space.P26). Then `bytes` bytes of records are laid out again, and `opened`
+    /// segments of failed groups become free.
+    fn can_move(&self, opened: u64, bytes: u64) -> bool;
 
     /// A flush has covered the runs of the records up to this ticket (K13).
     fn on_covered(&self, ticket: u64);
@@ -109,48 +114,24 @@ impl Committer<'_> {
     }
 
     async fn write_group(&self, mut turn: WriteTurn, here: bool) {
-        let (records, plan) = match self.sound_records(&mut turn).await {
-            Ok(taken) => taken,
-            Err(error) => {
-                return turn.end(|ctl, group| {
-                    ctl.groups.extend(group);
-                    Log::fail(ctl, error);
-                });
-            }
-        };
-        let has_runs = records.iter().any(|record| !record.runs.is_empty());
-        let head = self.log.ctl.lock().head;
-        let (payloads, opened) = (Vec::new(), plan.opened());
-        turn.group = Some(Group { records, payloads, head, cut: None, opened });
-        let early = self.plant.has(Planted::RecordBeforeData);
-        let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
-        if is_covered && !self.cover_runs(here).await {
-            return turn.end(|ctl, group| ctl.groups.extend(group));
+        if !self.retake(&mut turn) {
+            let Some(laid) = self.laid_out(turn, here).await else { return };
+            turn = laid;
         }
-        let durable_through = self.log.ctl.lock().durable.sequence - 1;
         let hold = turn.hold();
-        let group = turn.group.as_mut().expect("put there above");
-        if is_covered {
-            // No flush has failed since the runs were taken: see `cover_runs`.
-            let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
-            runs.for_each(|run| run.is_flushed = true);
-            self.owner.on_covered(last_ticket(group));
-        }
-        let fua = self.may_use_fua(has_runs && !is_covered);
-        let done = match self.lay_out(group, plan, durable_through) {
-            Ok(writes) => self.write_records(writes, fua, here, hold).await,
-            Err(error) => Err((error, false)),
-        };
+        let laid = turn.laid.as_ref().expect("laid out above");
+        let done = self.write_records(laid, here, hold).await;
+        let laid = turn.laid.take().expect("laid out above");
         let mut durable = None;
         turn.end(|ctl, group| {
-            let group = group.expect("put there above");
+            let group = group.expect("laid out above");
             match done {
                 Ok(()) => {
                     ctl.head = group.head;
                     ctl.written_ticket = last_ticket(&group).max(ctl.written_ticket);
                     ctl.group_count += 1;
-                    if fua && !ctl.repair {
-                        note_durable(ctl, &group, durable_through);
+                    if laid.fua && !ctl.repair {
+                        note_durable(ctl, &group, laid.durable_through);
                         durable = Some(group);
                     } else {
                         ctl.groups.push_back(group);
@@ -163,6 +144,10 @@ impl Committer<'_> {
                         true => Log::fail_flush(ctl, error),
                         false => Log::fail(ctl, error),
                     }
+                    // Everything before a write with FUA was flushed (K11), so its own failure
+                    // concerns none of its content.
+                    let flush_failures = laid.flush_failures + u64::from(may_have_flushed);
+                    ctl.refused = Some(LaidOut { flush_failures, ..laid });
                 }
             }
         });
@@ -172,17 +157,94 @@ impl Committer<'_> {
         }
     }
 
+    /// Takes the next records and lays them out, to be written. `None`: something failed, and the
+    /// turn has ended.
+    async fn laid_out(&self, mut turn: WriteTurn, here: bool) -> Option<WriteTurn> {
+        let (records, plan, flush_failures) = match self.sound_records(&mut turn).await {
+            Ok(taken) => taken,
+            Err(error) => {
+                turn.end(|ctl, group| {
+                    ctl.groups.extend(group);
+                    Log::fail(ctl, error);
+                });
+                return None;
+            }
+        };
+        let has_runs = records.iter().any(|record| !record.runs.is_empty());
+        let head = self.log.ctl.lock().head;
+        let (payloads, opened) = (Vec::new(), plan.opened());
+        turn.group = Some(Group { records, payloads, head, cut: None, opened });
+        let early = self.plant.has(Planted::RecordBeforeData);
+        let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
+        if is_covered && !self.cover_runs(here).await {
+            turn.end(|ctl, group| ctl.groups.extend(group));
+            return None;
+        }
+        let durable_through = self.log.ctl.lock().durable.sequence - 1;
+        let group = turn.group.as_mut().expect("put there above");
+        if is_covered {
+            // No flush has failed since the runs were taken: see `cover_runs`.
+            let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
+            runs.for_each(|run| run.is_flushed = true);
+            self.owner.on_covered(last_ticket(group));
+        }
+        let fua = self.may_use_fua(has_runs && !is_covered);
+        match self.lay_out(group, plan, durable_through) {
+            Ok(writes) => {
+                turn.laid = Some(LaidOut { writes, fua, durable_through, flush_failures });
+                Some(turn)
+            }
+            Err(error) => {
+                turn.end(|ctl, group| {
+                    ctl.groups.extend(group);
+                    Log::fail(ctl, error);
+                });
+                None
+            }
+        }
+    }
+
+    /// Takes the group whose write failed, to be written again at its place (log.L15).
+    fn retake(&self, turn: &mut WriteTurn) -> bool {
+        let is_valid = |ctl: &Ctl| {
+            let refused = ctl.refused.as_ref();
+            refused.is_some_and(|laid| laid.flush_failures == ctl.flush_failures)
+        };
+        let (opened, bytes) = {
+            let ctl = self.log.ctl.lock();
+            if !is_valid(&ctl) {
+                return false;
+            }
+            let records = ctl.groups.iter().flat_map(|group| &group.records);
+            let cost = |r: &Pending| self.layout.cost(r.body.len() as u64, r.payload_bytes());
+            let opened: usize = ctl.groups.iter().map(|group| group.opened.len()).sum();
+            (opened as u64, records.map(cost).sum())
+        };
+        if self.owner.can_move(opened, bytes) {
+            return false;
+        }
+        let mut ctl = self.log.ctl.lock();
+        // A flush may have failed meanwhile.
+        if !is_valid(&ctl) {
+            return false;
+        }
+        debug_assert!(ctl.repair, "L15: it failed");
+        (turn.laid, turn.group) = (ctl.refused.take(), ctl.groups.pop_back());
+        ctl.repair = false;
+        true
+    }
+
     /// Writes a group that is laid out. The second part of an error: whether a flush may have
     /// failed (log.L12), since a device can carry out a write with FUA as a write and a flush. If a
     /// full host refused the write, no flush has failed.
     async fn write_records(
         &self,
-        writes: Vec<(u64, Vec<u8>)>,
-        fua: bool,
+        laid: &LaidOut,
         here: bool,
         hold: Hold,
     ) -> std::result::Result<(), (Error, bool)> {
-        let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+        let LaidOut { writes, fua, .. } = laid;
+        let flags = if *fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let mut failed = Vec::new();
         let done = match here && writes.len() == 1 {
             true => write_here(self.device, writes, flags, &mut failed, hold).await,
@@ -193,7 +255,7 @@ impl Committer<'_> {
         }
         // The error is that of the first failed write. `failed` has all failed writes except those
         // that a full host refused.
-        done.map_err(|error| (error, fua && !failed.is_empty()))
+        done.map_err(|error| (error, *fua && !failed.is_empty()))
     }
 
     /// K13: flushes the runs of the records to be written next, and every group before them. False:
@@ -218,8 +280,9 @@ impl Committer<'_> {
         self.uses_fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
-    /// Takes records for a group, after a repair if one is necessary (log.L4, repair.Q1).
-    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<(Vec<Pending>, GroupPlan)> {
+    /// Takes records for a group, after a repair if one is necessary (log.L4, repair.Q1). The
+    /// number is that of the flushes that had failed before.
+    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<(Vec<Pending>, GroupPlan, u64)> {
         loop {
             let (repair, flush_failures, head) = {
                 let ctl = self.log.ctl.lock();
@@ -227,8 +290,8 @@ impl Committer<'_> {
             };
             if repair {
                 self.take_back(turn).await?;
-            } else if let Some(taken) = self.owner.take_group(&head, flush_failures) {
-                return Ok(taken);
+            } else if let Some((records, plan)) = self.owner.take_group(&head, flush_failures) {
+                return Ok((records, plan, flush_failures));
             } else {
                 self.repair.rewrite_runs(&mut [], &turn.hold()).await?;
             }
@@ -345,6 +408,7 @@ impl Committer<'_> {
         let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();
             let groups: Vec<Group> = ctl.groups.drain(..).collect();
+            ctl.refused = None;
             let generation = ctl.head.generation.max(ctl.durable.generation) + 1;
             let previous = ctl.durable.segment.or(ctl.durable.previous);
             let head = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };

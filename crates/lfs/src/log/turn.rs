@@ -5,7 +5,7 @@
 //! Locks: `ctl`; below it that of a flush turn, a leaf lock.
 
 use crate::device::hold::Hold;
-use crate::log::{Ctl, Due, Group, Log};
+use crate::log::{Ctl, Due, Group, LaidOut, Log};
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, Result};
@@ -44,6 +44,8 @@ impl Drop for LogWrites {
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
+    /// The layout of the group, from the moment in which it is written.
+    pub laid: Option<LaidOut>,
     /// Injected fault [`crate::fault::Planted::ForgottenGroup`].
     pub forgets: bool,
     mine: u64,
@@ -55,7 +57,7 @@ impl WriteTurn {
     /// The turn of a log whose `writing` the caller has set, while it waits for the ticket `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
         let writes = LogWrites::new(log.clone());
-        Self { log, group: None, forgets: false, mine, over: false, writes }
+        Self { log, group: None, laid: None, forgets: false, mine, over: false, writes }
     }
 
     /// A hold for a write of this turn, which owns it until the device has ended it (log.L9).
@@ -88,7 +90,7 @@ impl Drop for WriteTurn {
         let mut ctl = self.log.ctl.lock();
         // The repair frees the segments that the group opened, after the last write (log.L9).
         ctl.groups.extend(self.group.take());
-        ctl.repair = true;
+        (ctl.refused, ctl.repair) = (self.laid.take(), true);
         drop(ctl);
         self.log.wake_all();
     }

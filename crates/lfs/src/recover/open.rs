@@ -13,7 +13,9 @@
 //! behind it. So recovery skips more generations than one open volume can draw. O13 opening a
 //! volume read-only writes nothing to it. O14 memory and reads are proportional to what the image
 //! really has: entries of the usage table, nodes, records. So the claims of a slot are first
-//! compared with the usage table.
+//! compared with the usage table. O15 if the volume has no free segment for its log or for the
+//! nodes of its first checkpoint, a checkpoint that ends where the log ends comes first. It takes
+//! no segment for the log, and frees those of the log before it.
 //!
 //! No locks: during opening nothing else uses the volume.
 
@@ -185,18 +187,47 @@ async fn find_nodes(
     Ok(usage)
 }
 
+/// The checkpoint that an opening makes before the one that begins its generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum First {
+    None,
+    /// Behind a part of the log (bounded.R27).
+    Part,
+    /// At the end of the log, to free the log's segments (O15).
+    Whole,
+}
+
 impl Opened {
     /// Prepares the state for writing: a new generation, and a new log segment. Segments that are
-    /// dead in the two newest checkpoints, of which `newest` is the newer, become free first.
-    pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
+    /// dead in the two newest checkpoints, of which `newest` is the newer, become free first. If a
+    /// checkpoint has to come before that, this returns where it ends. `frees`: it comes if the log
+    /// has any records, to free their segments (O15).
+    pub fn prepare(
+        &mut self,
+        device: &DeviceRef,
+        newest: u64,
+        plant: Plant,
+        frees: bool,
+    ) -> Result<First> {
         self.check_damage()?;
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
-        if self.found.rest.is_some() {
+        let Found { state, head, rest, end, .. } = &mut self.found;
+        let first = match (*rest, *end) {
             // Records remain to be applied: the log goes on with their generation.
-            self.found.state.space.segments.reclaim(newest);
-            return Ok(());
-        }
-        self.begin_generation(newest, plant)
+            (Some(_), _) => First::Part,
+            (None, Some(end)) if frees => {
+                // As in a replay in parts, the segment there does not die (bounded.R28).
+                end.segment.into_iter().for_each(|segment| state.space.segments.fly(segment, 1));
+                *head = end;
+                First::Whole
+            }
+            _ => {
+                self.begin_generation(newest, plant)?;
+                return Ok(First::None);
+            }
+        };
+        state.space.segments.reclaim(newest);
+        Ok(first)
     }
 
     fn check_damage(&self) -> Result<()> {

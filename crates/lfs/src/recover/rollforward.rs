@@ -82,6 +82,8 @@ pub(crate) struct Found {
     /// Where further records of the log begin, for which memory has no space
     /// (bounded.R27).
     pub rest: Option<Head>,
+    /// The end of the log behind the checkpoint, in the generation of the last record.
+    pub end: Option<Head>,
     /// Most that the changes took in memory, bytes.
     pub changes_peak: u64,
 }
@@ -89,7 +91,8 @@ pub(crate) struct Found {
 impl Found {
     /// A checkpoint that no log follows.
     pub fn clean(state: State, head: Head) -> Self {
-        Self { state, head, records: 0, damage: None, rest: None, changes_peak: 0 }
+        let (rest, end) = (None, None);
+        Self { state, head, records: 0, damage: None, rest, end, changes_peak: 0 }
     }
 }
 
@@ -119,7 +122,8 @@ pub(crate) async fn roll_forward(
     let rest = walk.protect_rest();
     let head = rest.unwrap_or(Head { generation, ..walk.last });
     let (records, changes_peak) = (walk.records, walk.bound.changes_peak);
-    Ok(Found { state: walk.state, head, records, damage, rest, changes_peak })
+    let end = Some(walk.last);
+    Ok(Found { state: walk.state, head, records, damage, rest, end, changes_peak })
 }
 
 impl<'a> Walk<'a> {

@@ -223,6 +223,14 @@ impl Balance {
         self.log + more <= self.log_left + self.segments(need, Some(Log)) * self.log_bytes
     }
 
+    /// Whether the log can leave its segment, and the free segments still take the nodes of the
+    /// next checkpoints and all grants of the log (space.P26). `given_back`: segments that become
+    /// free.
+    pub fn can_leave_log(&self, given_back: u64) -> bool {
+        let log = self.log.div_ceil(self.log_bytes);
+        self.free + given_back >= self.claim(Nodes, Need::Urgent, Some(Log)) + log
+    }
+
     /// Whether checkpoints will have their nodes. Otherwise no more changes are accepted, even if
     /// open segments have space for them (space.P24).
     fn has_nodes(&self, need: Need) -> bool {

@@ -3,6 +3,7 @@
 //!
 //! No locks.
 
+use crate::checkpoint::How;
 use crate::format::change::Change;
 use crate::format::usage::Stream;
 use crate::space::{Ask, Need};
@@ -27,7 +28,7 @@ use std::sync::Arc;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 const UNIT: u64 = 4096;
 
-fn setup(inline_max: u32) -> Setup {
+pub(super) fn setup(inline_max: u32) -> Setup {
     let (block_bytes, volume_bytes) = (4096, 4 << 20);
     Setup {
         block_bytes,
@@ -39,14 +40,14 @@ fn setup(inline_max: u32) -> Setup {
     }
 }
 
-async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {
+pub(super) async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {
     let device: DeviceRef = Arc::new(disk.clone());
     let world: WorldRef = disk.world().clone();
     Volume::open(&device, &world, &setup.options(&world)).await
 }
 
 /// A file of this name, made if there is none.
-async fn file(volume: &Volume, name: &str) -> Result<OpenFileRef> {
+pub(super) async fn file(volume: &Volume, name: &str) -> Result<OpenFileRef> {
     let name = Name::new(name.as_bytes())?;
     let new = NewInode::of(FileKind::File, 0o644);
     let (_, file) = volume.create(Ino::ROOT, name, &new, BOTH).await?;
@@ -61,7 +62,7 @@ fn content(name: &str, offset: u64, len: u64) -> Vec<u8> {
     (0..len / 8).flat_map(|_| split_mix(&mut rng).to_le_bytes()).collect()
 }
 
-async fn write(file: &OpenFileRef, name: &str, offset: u64, len: u64) -> Result<()> {
+pub(super) async fn write(file: &OpenFileRef, name: &str, offset: u64, len: u64) -> Result<()> {
     let bytes: Vec<u8> =
         (0..len / UNIT).flat_map(|n| content(name, offset + n * UNIT, UNIT)).collect();
     let (none, keep) = (IoFlags::empty(), Privileges::Keep);
@@ -128,7 +129,7 @@ async fn empty(volume: &Volume, made: &[(String, u64)]) {
     volume.syncfs().await.expect("and syncing all");
 }
 
-async fn available(volume: &Volume) -> u64 {
+pub(super) async fn available(volume: &Volume) -> u64 {
     volume.statfs().await.unwrap().blocks_available
 }
 
@@ -218,7 +219,7 @@ fn four_threads_fill_a_volume_round_after_round() {
 }
 
 /// Fills a volume with content, and then with names until one is refused.
-async fn filled(volume: &Volume) -> Vec<(String, u64)> {
+pub(super) async fn filled(volume: &Volume) -> Vec<(String, u64)> {
     let made = fill(volume.clone(), 0, 5).await;
     for n in 0.. {
         if file(volume, &long_name(n)).await.is_err() {
@@ -380,6 +381,37 @@ fn checkpoint_is_made_when_log_is_fully_granted() {
         let before = volume.0.checkpoints.superblock().checkpoint;
         assert!(volume.0.requests.make_space().await);
         assert!(volume.0.checkpoints.superblock().checkpoint >= before + 2);
+    });
+    disk.world().stop();
+}
+
+/// space.P26. Failing checkpoints let the log move each time, until none could be made: it leaves
+/// its segment only as long as the next checkpoint finds its nodes.
+#[test]
+fn p26_log_leaves_segments_for_nodes() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        filled(&volume).await;
+        let mut leaves = 0;
+        loop {
+            let mut state = volume.0.state.lock();
+            state.space.log_takes_content();
+            if !state.log_leaves() {
+                assert!(state.space.log_is_used(), "segments are free");
+                assert!(!state.can_move_log(0, 0) && state.can_move_log(1, 0));
+                break;
+            }
+            let left = state.space.segments.take(Stream::Log).unwrap();
+            state.space.segments.seal(left);
+            leaves += 1;
+        }
+        assert!(leaves > 0);
+        for _ in 0..2 {
+            volume.0.checkpoints.make_and_free(How::Log).await.expect("it finds its nodes");
+        }
+        assert!(volume.0.state.lock().log_leaves(), "the segments that it left are free");
     });
     disk.world().stop();
 }

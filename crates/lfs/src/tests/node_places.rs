@@ -105,6 +105,52 @@ fn n15_failed_checkpoints_use_up_no_places() {
     assert_eq!(found(&setup, &disk.power_cut(1), "f"), [40; BLOCK]);
 }
 
+/// nodes.N16, checkpoint.H19. The story: a checkpoint whose slots may be on the disk, and whose
+/// last flush failed, kept the places of its nodes until another one succeeded, and each had a mark
+/// of its own in the log. On a nearly full volume nothing was left for the one that would have
+/// succeeded.
+#[test]
+fn n16_h19_checkpoints_with_failed_slots_use_up_nothing() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let cuts = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (file, inos) = with_files(&volume).await;
+        let used = || volume.0.state.lock().space.nodes.used();
+        let records = || volume.0.log.ctl.lock().head.sequence;
+        let before = used();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+        // No task writes a mark when the log is idle.
+        volume.0.log.ctl.lock().mark_armed = true;
+        let (mut most, mut cuts) = (0, Vec::new());
+        for round in 1..=12u16 {
+            let changes = round % 2 == 1;
+            for ino in inos.iter().step_by(20).filter(|_| changes) {
+                let set = SetAttr { perm: Some(0o600 | (round / 2 % 8)), ..SetAttr::default() };
+                volume.setattr(*ino, &set).await.unwrap();
+            }
+            let sequence = records();
+            // Before the flush of the slots: those of the replaced slots, the mark, the nodes.
+            let flushes = u64::from(round > 1) + u64::from(changes) + 1;
+            disk.inject(failing(BioOp::Flush).nth(flushes + 1));
+            assert!(volume.checkpoint().await.is_err(), "{round}");
+            assert!(changes || records() == sequence, "H19: {round}");
+            most = most.max(used() - before);
+            cuts.push(disk.power_cut(round.into()));
+        }
+        let each = volume.0.state.lock().tree_nodes + 4;
+        assert!(most > 0 && most <= 2 * each, "N16: {most} places, {each} for a checkpoint");
+        volume.checkpoint().await.unwrap();
+        file.sync(true).await.unwrap();
+        cuts
+    });
+    disk.world().stop();
+    for (n, cut) in cuts.iter().chain([&disk.power_cut(1)]).enumerate() {
+        assert_eq!(found(&setup, cut, "f"), [1; BLOCK], "{n}");
+    }
+}
+
 /// Segments in which a write failed.
 fn failed_segments(volume: &Volume) -> Vec<u32> {
     let state = volume.0.state.lock();

@@ -56,6 +56,18 @@ impl State {
         self.balance(&Ask::default()).kept()
     }
 
+    /// Whether the log can leave its segment after a failed write (space.P26). `bytes` bytes of
+    /// records are laid out again then, and `given_back` segments become free.
+    pub fn can_move_log(&self, given_back: u64, bytes: u64) -> bool {
+        self.balance(&Ask::log(bytes, Growth::default())).can_leave_log(given_back)
+    }
+
+    /// Whether the log leaves its segment for a checkpoint, so that the segment becomes free
+    /// (checkpoint.free.Z13, space.P26).
+    pub fn log_leaves(&self) -> bool {
+        self.space.log_is_used() && self.balance(&Ask::default()).can_leave_log(0)
+    }
+
     /// The segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
         self.balance(&Ask::default()).clean_segments()

@@ -29,6 +29,10 @@ impl RecordOwner for Resources {
         self.state.lock().requeue(group);
     }
 
+    fn can_move(&self, opened: u64, bytes: u64) -> bool {
+        self.state.lock().can_move_log(opened, bytes)
+    }
+
     fn on_covered(&self, ticket: u64) {
         self.state.lock().queue.note_covered(ticket);
     }
