@@ -91,7 +91,9 @@ impl Queues {
         let mut fds = [wake, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let limit = Timespec { tv_sec: IDLE_LIMIT.as_secs() as i64, tv_nsec: 0 };
         let waited = poll(&mut fds, Some(&limit));
-        self.clear();
+        if fds[0].revents().contains(PollFlags::IN) {
+            self.clear();
+        }
         matches!(waited, Ok(0))
     }
 }
