@@ -299,7 +299,7 @@ impl LocalQueue for Local {
 
     fn reap(&mut self) -> usize {
         let mut count = 0;
-        // Cleared first: completions that arrive later signal again, also those that this call finds.
+        // Cleared first: completions that arrive later signal again, also those found below.
         clear(&self.ready);
         loop {
             self.hand_over();
