@@ -61,8 +61,8 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes of a planned transfer. The kernel follows a write with `RWF_DSYNC` to a block
-    /// device by a flush, even if the device was told FUA. That makes two flushes on a device
+    /// Moves all bytes of a planned transfer. The kernel follows a write with `RWF_DSYNC` to a
+    /// block device by a flush, even if the device was told FUA. That makes two flushes on a device
     /// without FUA. So there a write with FUA is a write and a flush (lineage.L6).
     pub(crate) fn transfer(&self, xfer: &mut Xfer) -> Result<()> {
         let is_split = self.kind == Kind::Block && xfer.rwf & libc::RWF_DSYNC != 0;
