@@ -408,7 +408,7 @@ fn check_free(path: &Path, device: &DeviceRef, force: bool) -> Result<()> {
     if force || device.size() == 0 {
         return Ok(());
     }
-    let is_block = is_block_device(path);
+    let is_block = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device());
     if block_on(forebay_lfs::probe(device)).is_ok() {
         return Err(Error::new(ErrorKind::Exists, "create", "there is a volume already"));
     }
@@ -510,9 +510,6 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         clean_percent: options.clean_percent,
         discard: options.discard,
         of_budget: true,
-        // Linux follows a write with `RWF_DSYNC` to a block device by a flush, so a write with FUA
-        // saves none. On a device without FUA it costs two.
-        fua: !is_block_device(path),
         ..forebay_lfs::OpenOptions::default()
     };
     let any: DeviceRef = device.clone();
@@ -534,11 +531,6 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     });
     claim.opened(&open, &gone);
     Ok(Volume { open, cache: cache.clone() })
-}
-
-/// Whether a path leads to a block device.
-fn is_block_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// User and group of this process.

@@ -419,12 +419,12 @@ pub trait MapOps: Send + Sync {
     fn change(&self, change: Change) -> MapFuture<'_, Result<()>>;
 }
 
-/// A failed flush may have lost bytes of a file that no frame holds.
+/// A failed flush may have lost bytes of a file that no frame holds. A map that tracks losses fails
+/// the commits of the file while some are lost.
 pub(crate) fn may_be_lost(mapping: &Mapping, ops: &dyn MapOps, why: &str) {
-    if !ops.info().tracks_losses || ops.lost(&RangeSet::default()).is_any {
-        mapping.poison(why);
-    } else {
-        mapping.note_possible_loss();
+    match ops.info().tracks_losses {
+        true => mapping.note_possible_loss(),
+        false => mapping.poison(why),
     }
 }
 

@@ -185,7 +185,7 @@ pub const VOLUMES: &[Fact] = &[
     ("mount", "mount_compile_time_vs_xfs", "time of `make -j2` of a C project, over XFS on a loop"),
     (
         "mount",
-        "mount_search_time_vs_empty",
+        "mount_own_search_time_vs_empty",
         "time of `rg` over a cached tree, over the empty server",
     ),
     ("mount", "mount_status_time_vs_xfs", "time of `git status`, all cached, over XFS on a loop"),

@@ -522,7 +522,7 @@ const MOUNT_RATIOS: [&str; 23] = [
     "mount_sync16_flushes_vs_xfs",
     "mount_unpack_time_vs_empty",
     "mount_compile_time_vs_xfs",
-    "mount_search_time_vs_empty",
+    "mount_own_search_time_vs_empty",
     "mount_status_time_vs_xfs",
     "mount_many_memory_over_cache_mib",
 ];

@@ -299,9 +299,9 @@ impl LocalQueue for Local {
 
     fn reap(&mut self) -> usize {
         let mut count = 0;
+        // Cleared first: completions that arrive later signal again, also those found below.
+        clear(&self.ready);
         loop {
-            // Cleared first: completions that arrive later signal again.
-            clear(&self.ready);
             self.hand_over();
             let mut out = std::mem::take(&mut self.spare);
             let taken = match &self.ring {

@@ -61,8 +61,15 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes of a planned transfer.
+    /// Moves all bytes of a planned transfer. The kernel follows a write with `RWF_DSYNC` to a
+    /// block device by a flush, even if the device was told FUA. That makes two flushes on a device
+    /// without FUA. So there a write with FUA is a write and a flush (lineage.L6).
     pub(crate) fn transfer(&self, xfer: &mut Xfer) -> Result<()> {
+        let is_split = self.kind == Kind::Block && xfer.rwf & libc::RWF_DSYNC != 0;
+        if is_split {
+            xfer.rwf &= !libc::RWF_DSYNC;
+        }
+        let seen = self.sync_failures.load(Ordering::Acquire);
         while !xfer.is_over() {
             let fd = xfer.fd(self);
             let outcome = if xfer.write {
@@ -73,6 +80,9 @@ impl Inner {
             if let Next::Done = xfer.note(self, outcome)? {
                 break;
             }
+        }
+        if is_split {
+            self.flush_fua(seen)?;
         }
         match &mut xfer.tail {
             Some(tail) => self.transfer(tail),

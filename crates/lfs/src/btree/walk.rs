@@ -2,7 +2,7 @@
 //!
 //! Invariants: B101 each node below the root is reported once, and only inner nodes are read. B102
 //! it ends: no path is longer than the root's level. B103 inner nodes below one node are read
-//! together, up to [`TOGETHER`].
+//! together, 16 at most.
 //!
 //! No locks.
 

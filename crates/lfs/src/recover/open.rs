@@ -218,7 +218,8 @@ impl Opened {
             (None, Some(end)) if frees => {
                 // As in a replay in parts, the segment there does not die (bounded.R28).
                 end.segment.into_iter().for_each(|segment| state.space.segments.fly(segment, 1));
-                *head = end;
+                // The youngest generation: no record or segment behind the end attaches to it.
+                *head = Head { generation: head.generation, ..end };
                 First::Whole
             }
             _ => {

@@ -13,7 +13,7 @@
 //! assume that what it read was flushed: the volume flushes before it serves requests. R14 recovery
 //! writes nothing to the device. R18 an unreadable place ends the log only if the search for
 //! evidence could read everything else (`docs/reference/crash-contract.md`). R30 segment headers
-//! are read together, up to [`HEADERS`].
+//! are read together, 32 at most.
 //!
 //! Memory: [`bounded`].
 //!
@@ -173,7 +173,7 @@ impl Walk<'_> {
         self.read_headers(may_be).await
     }
 
-    /// Reads the headers of these segments, [`HEADERS`] at a time (R30).
+    /// Reads the headers of these segments, some at a time (R30).
     async fn read_headers(&mut self, segments: Vec<u32>) -> Result<()> {
         let (device, layout) = (self.device, self.layout);
         let both = layout.header_copy() as usize + header_bytes(&layout) as usize;

@@ -2,6 +2,7 @@
 
 use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::process::{Command, Stdio};
 
@@ -20,10 +21,19 @@ pub fn run_from(command: &mut Command, input: File) -> Result<String> {
     complete(command.stdin(input), &[0])
 }
 
+fn is_of_git(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"GIT_")
+}
+
 fn complete(command: &mut Command, statuses: &[i32]) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
+    // A hook of git sets `GIT_DIR`: these programs must not work on that repository.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_git(name)) {
+        command.env_remove(name);
+    }
     // No messages in another language, and no settings of the user who runs the bench.
-    command.env("LC_ALL", "C").env("GIT_CONFIG_GLOBAL", "/dev/null").env("MAKEFLAGS", "");
+    command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+    command.env("LC_ALL", "C").env("MAKEFLAGS", "").env_remove("TAR_OPTIONS");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().map_err(|e| not_started(&name, e))?;
     let output = child.wait_with_output().map_err(|e| Error::from_io("wait", e))?;
