@@ -39,10 +39,12 @@ pub(crate) enum Mark {
     Filled = 32,
     /// All content is to be dropped: the queue of drops had no space for the range.
     DropAll = 64,
+    /// The last listing of the directory gave only attributes that the kernel may keep for long.
+    Settled = 128,
 }
 
 /// The count is shifted left by this number of bits; the marks are in the bits below.
-const COUNT_SHIFT: u32 = 7;
+const COUNT_SHIFT: u32 = 8;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// The table of inodes that the kernel knows, with counts and marks.

@@ -118,6 +118,8 @@ bitflags::bitflags! {
         const DIRECT_IO = 1 << 0;
         /// The kernel keeps its cached pages of the file at this open.
         const KEEP_CACHE = 1 << 1;
+        /// The kernel may cache the listing of the directory.
+        const CACHE_DIR = 1 << 3;
         /// No `FLUSH` when a descriptor is closed.
         const NOFLUSH = 1 << 5;
         /// Writes that do not extend the file run in parallel.

@@ -211,6 +211,10 @@ impl Observer for Core {
                 self.give(Notice::attributes(ino.0))
             }
             Change::Entry { dir, name, gone } if self.inodes.knows(*dir) => {
+                if self.inodes.take(*dir, Mark::Settled) {
+                    // For openings that may read its cached listing (listing.D1).
+                    self.give(Notice::content(dir.0, 0, u64::MAX));
+                }
                 let (dir, name) = (dir.0, name.clone());
                 self.give(match gone {
                     Some(ino) => Notice::Delete { dir, node: ino.0, name },

@@ -3,10 +3,16 @@
 //! Offsets in a listing are the file system's cookies; the values below them stand for `.` and
 //! `..`.
 //!
+//! The kernel may cache a listing. It drops its copy when a change goes through the mount, but
+//! knows nothing of other changes. Invariants: D1 it is told to cache only while no other front end
+//! has changed anything. D2 and only after a listing all of whose attributes it may keep for long:
+//! a cached listing brings no attributes, and each one would be a request.
+//!
 //! No locks.
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo};
 use crate::device::PAYLOAD_MAX;
+use crate::inodes::Mark;
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES, dirent_bytes};
 use crate::proto::request::ReadIn;
 use forebay_base::{ErrorKind, Result};
@@ -21,6 +27,7 @@ const BATCH: usize = 128;
 /// A listing in progress.
 struct Listing<'a> {
     core: &'a Core,
+    dir: Ino,
     body: Body,
     undo: Undo,
     max: usize,
@@ -50,6 +57,9 @@ impl Listing<'_> {
                     self.core.told(attr.ino, &mut self.undo);
                     told = Some(attr.ino);
                     let valid = self.core.valid(attr, self.seen);
+                    if valid.attr < LONG {
+                        self.core.inodes.take(self.dir, Mark::Settled);
+                    }
                     self.body.entry_out(attr, &valid, BLOCK_BYTES)
                 }
                 None => self.body.no_entry_out(LONG),
@@ -97,11 +107,22 @@ impl Listing<'_> {
 }
 
 impl Core {
+    /// Whether the kernel may serve listings of the directory from its cache (D1, D2). With many
+    /// inodes it forgets attributes, and then a listing that brings them costs less.
+    pub(super) fn may_cache_listing(&self, dir: Ino) -> bool {
+        // Of the root all marks count as set.
+        let is_settled = dir != Ino::ROOT && self.inodes.marked(dir, Mark::Settled);
+        is_settled && self.epoch() == 0 && self.inodes.len() < self.inodes_max / 2
+    }
+
     pub(super) async fn readdir(&self, dir: Ino, io: &ReadIn, plus: bool) -> Result<Outcome> {
         let max = (io.size as usize).min(PAYLOAD_MAX);
         let body = Body::with_capacity(max.min(64 << 10));
         let (undo, seen) = (Undo::default(), self.epoch());
-        let mut listing = Listing { core: self, body, undo, max, plus, seen };
+        if plus && io.offset == 0 {
+            self.inodes.mark(dir, Mark::Settled);
+        }
+        let mut listing = Listing { core: self, dir, body, undo, max, plus, seen };
         let done = self.list(dir, io.offset, &mut listing).await;
         let Listing { body, undo, .. } = listing;
         match done {
@@ -139,5 +160,41 @@ impl Core {
                 return Ok(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notify::Notice;
+    use crate::options::Options;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::{MemFs, MemOptions};
+    use forebay_vfs::coherent::{Change, Observer};
+    use forebay_vfs::{FileSystem, ManualClock, Name, NewInode};
+    use std::sync::Arc;
+
+    /// D1: a change by another front end makes the cached listing stale, and none is cached
+    /// afterwards.
+    #[test]
+    fn d1_listing_is_cached_until_others_change_names() {
+        let clock = Arc::new(ManualClock::default());
+        let fs = Arc::new(MemFs::new(MemOptions { clock, ..MemOptions::default() }));
+        let new = NewInode::of(FileKind::Directory, 0o755);
+        let dir = block_on(fs.mkdir(Ino::ROOT, Name::new(b"dir").unwrap(), &new)).unwrap().ino;
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &Options::default());
+        core.inodes.told(dir);
+        assert!(!core.may_cache_listing(dir), "it was not listed");
+        let io = ReadIn { fh: 0, offset: 0, size: 4096, read_flags: 0, flags: 0 };
+        block_on(core.readdir(dir, &io, true)).unwrap();
+        assert!(core.may_cache_listing(dir));
+        assert!(!core.may_cache_listing(Ino::ROOT), "the root has no marks");
+        core.changed(&Change::Entry { dir, name: (*b"name").into(), gone: None });
+        assert!(!core.may_cache_listing(dir), "D1");
+        let told = core.notifier.queued();
+        assert_eq!(told.first(), Some(&Notice::content(dir.0, 0, u64::MAX)), "D1");
+        block_on(core.readdir(dir, &io, true)).unwrap();
+        assert!(!core.may_cache_listing(dir), "D1: others may change it again");
     }
 }

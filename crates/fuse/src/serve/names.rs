@@ -252,7 +252,11 @@ impl Core {
         let fh =
             self.handles.add(Handle::new(file, IoFlags::empty(), MODE_CACHED, Caching::default()));
         let mut body = Body::new();
-        body.open_out(fh, FOpen::empty());
+        let caching = match self.may_cache_listing(node) {
+            true => FOpen::CACHE_DIR | FOpen::KEEP_CACHE,
+            false => FOpen::empty(),
+        };
+        body.open_out(fh, caching);
         let undo = Undo { opened: Some(fh), ..Undo::default() };
         Ok(Outcome { answer: Answer::Body(body), undo })
     }

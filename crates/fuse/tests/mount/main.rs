@@ -4,6 +4,7 @@
 
 mod fsx;
 mod harness;
+mod listings;
 mod manners;
 mod mapped;
 mod rules;
