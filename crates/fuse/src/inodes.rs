@@ -41,10 +41,13 @@ pub(crate) enum Mark {
     DropAll = 64,
     /// The last listing of the directory gave only attributes that the kernel may keep for long.
     Settled = 128,
+    /// An opening of the directory could use the kernel's cached listing, since the kernel knows
+    /// the inode.
+    Listed = 256,
 }
 
 /// The count is shifted left by this number of bits; the marks are in the bits below.
-const COUNT_SHIFT: u32 = 8;
+const COUNT_SHIFT: u32 = 9;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// The table of inodes that the kernel knows, with counts and marks.

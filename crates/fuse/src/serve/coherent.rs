@@ -211,8 +211,8 @@ impl Observer for Core {
                 self.give(Notice::attributes(ino.0))
             }
             Change::Entry { dir, name, gone } if self.inodes.knows(*dir) => {
-                if self.inodes.take(*dir, Mark::Settled) {
-                    // For openings that may read its cached listing (listing.D1).
+                if *dir != Ino::ROOT && self.inodes.marked(*dir, Mark::Listed) {
+                    // For openings that may read its cached listing again (listing.D1).
                     self.give(Notice::content(dir.0, 0, u64::MAX));
                 }
                 let (dir, name) = (dir.0, name.clone());

@@ -98,6 +98,9 @@ impl Listing<'_> {
                 Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => None,
                 Err(e) => return Err(e),
             };
+            if attr.is_none() {
+                self.core.inodes.take(self.dir, Mark::Settled);
+            }
             if !self.add(entry.ino, entry.cookie.0, entry.kind, &entry.name, attr.as_ref()) {
                 return Ok(false);
             }
@@ -111,8 +114,12 @@ impl Core {
     /// inodes it forgets attributes, and then a listing that brings them costs less.
     pub(super) fn may_cache_listing(&self, dir: Ino) -> bool {
         // Of the root all marks count as set.
-        let is_settled = dir != Ino::ROOT && self.inodes.marked(dir, Mark::Settled);
-        is_settled && self.epoch() == 0 && self.inodes.len() < self.inodes_max / 2
+        if dir == Ino::ROOT || !self.inodes.marked(dir, Mark::Settled) {
+            return false;
+        }
+        // Marked before the epoch is read (coherent.K1).
+        self.inodes.mark(dir, Mark::Listed);
+        self.epoch() == 0 && self.inodes.len() < self.inodes_max / 2
     }
 
     pub(super) async fn readdir(&self, dir: Ino, io: &ReadIn, plus: bool) -> Result<Outcome> {
@@ -194,6 +201,10 @@ mod tests {
         assert!(!core.may_cache_listing(dir), "D1");
         let told = core.notifier.queued();
         assert_eq!(told.first(), Some(&Notice::content(dir.0, 0, u64::MAX)), "D1");
+        core.inodes.take(dir, Mark::Settled);
+        core.changed(&Change::Entry { dir, name: (*b"name").into(), gone: None });
+        let told = core.notifier.queued();
+        assert_eq!(told.get(2), told.first(), "D1: an opening may still have it");
         block_on(core.readdir(dir, &io, true)).unwrap();
         assert!(!core.may_cache_listing(dir), "D1: others may change it again");
     }
