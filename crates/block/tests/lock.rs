@@ -118,6 +118,9 @@ fn copies_of(path: &Path) -> Vec<OwnedFd> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let same = entries.filter(|entry| std::fs::read_link(entry).is_ok_and(|to| to == path));
     let numbers = same.map(|entry| entry.file_name().unwrap().to_str().unwrap().parse().unwrap());
+    // All names are compared before the first copy. Another thread closes a listed descriptor
+    // meanwhile, and a copy can get its number.
+    let numbers = numbers.collect::<Vec<i32>>().into_iter();
     // SAFETY: the thread that logs has the descriptor open, and waits for this call.
     numbers.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap()).collect()
 }
