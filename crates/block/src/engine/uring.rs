@@ -22,8 +22,8 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 #[derive(Default)]
 struct Inbox {
@@ -43,6 +43,8 @@ pub(crate) struct Uring {
     id: u64,
     shared: Arc<Shared>,
     pool: Arc<Pool>,
+    /// Whether it was logged that a thread got no ring of its own: once for an engine.
+    has_warned: AtomicBool,
     #[cfg(test)]
     descriptor: std::os::fd::RawFd,
 }
@@ -99,6 +101,7 @@ impl Uring {
             id,
             shared,
             pool,
+            has_warned: AtomicBool::new(false),
             #[cfg(test)]
             descriptor: _descriptor,
         })
@@ -153,6 +156,12 @@ impl Uring {
         }
     }
 
+    fn warn_of_no_ring(&self, error: &io::Error) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            log::warn!("a thread has no ring of its own, and uses the shared one: {error}");
+        }
+    }
+
     /// A ring for the calling thread; none if it has one or the system gives none.
     pub(crate) fn attach(&self, eager: bool) -> Option<Box<dyn LocalQueue>> {
         if local_ring(self.id).is_some() {
@@ -164,7 +173,7 @@ impl Uring {
             ring.signal(&ready)?;
             Ok::<_, io::Error>((ring, ready))
         };
-        let (ring, ready) = make().map_err(|e| log::warn!("no ring for this thread: {e}")).ok()?;
+        let (ring, ready) = make().map_err(|e| self.warn_of_no_ring(&e)).ok()?;
         io_flusher::mark_thread();
         let ring = Rc::new(RefCell::new(ring));
         LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
