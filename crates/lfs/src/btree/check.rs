@@ -44,6 +44,13 @@ pub enum Problem {
     Underfull([Place; 2], usize),
 }
 
+impl Problem {
+    /// Whether nothing is lost.
+    fn is_harmless(&self) -> bool {
+        matches!(self, Self::Copy(..) | Self::Underfull(..))
+    }
+}
+
 /// What the check visits, for callers that compare it with other state.
 #[derive(Debug)]
 pub enum Seen<'a> {
@@ -66,7 +73,9 @@ pub struct Report {
     pub used_bytes: u64,
     /// The first [`MAX_PROBLEMS`] problems.
     pub problems: Vec<Problem>,
-    /// Number of further problems.
+    /// Number of further problems with which nothing is lost.
+    pub more_harmless: u64,
+    /// Number of other further problems.
     pub more_problems: u64,
 }
 
@@ -78,13 +87,14 @@ impl Report {
 
     /// Whether all items can be read.
     pub fn is_complete(&self) -> bool {
-        let harmless = |p: &Problem| matches!(p, Problem::Copy(..) | Problem::Underfull(..));
-        self.more_problems == 0 && self.problems.iter().all(harmless)
+        self.more_problems == 0 && self.problems.iter().all(Problem::is_harmless)
     }
 
     fn add(&mut self, problem: Problem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
+        } else if problem.is_harmless() {
+            self.more_harmless += 1;
         } else {
             self.more_problems += 1;
         }

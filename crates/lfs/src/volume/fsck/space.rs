@@ -291,6 +291,10 @@ fn add_problems(layout: &Layout, tree: u64, found: Report, report: &mut FsckRepo
         let finding = report.add(kind, format!("tree {tree}: {problem:?}"));
         (finding.offset, finding.bytes) = (Some(layout.device_offset(at)), Some(node_bytes));
     }
+    let more = [(FindingKind::Copy, found.more_harmless), (FindingKind::Tree, found.more_problems)];
+    for (kind, more) in more.into_iter().filter(|(_, more)| *more > 0) {
+        report.add(kind, format!("tree {tree}: {more} more problems"));
+    }
 }
 
 pub(super) fn add_usage(

@@ -185,6 +185,38 @@ fn lost_leaf_hides_counts_of_the_rest() {
     assert!(found.last().unwrap().text.starts_with("names cannot be read"), "{found:#?}");
 }
 
+/// The story: a check lists the first thousand problems of a tree. With more bad copies than that
+/// it did not count a lost leaf behind them, and called the volume complete.
+#[test]
+fn leaf_lost_behind_many_bad_copies_is_damage() {
+    let mut setup = setup(0);
+    setup.volume_bytes = 32 << 20;
+    let disk = setup.blank();
+    let leaves = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        {
+            let mut state = volume.0.state.lock();
+            let geometry = state.layout.geometry;
+            let item = Item::Inode(Inode { mode: 0o100_644, nlink: 1, ..Inode::default() });
+            for ino in 2..32_000 {
+                state.items.item(Key::Inode(ino), &item, &geometry).unwrap();
+            }
+        }
+        volume.checkpoint().await.unwrap();
+        Lab { volume, files: Vec::new(), dirs: Vec::new() }.leaves().await
+    });
+    disk.world().stop();
+    assert!(leaves.len() > 1001, "{}", leaves.len());
+    leaves.iter().for_each(|leaf| flip(&disk, leaf[0]));
+    // An opening reads the last leaf, for orphans.
+    flip(&disk, leaves[leaves.len() - 2][1]);
+    let report = crate::tests::reuse::check(&disk.in_world(SimWorld::new(2)));
+    let counts = [FindingKind::Copy, FindingKind::Usage].map(|kind| count(&report.findings, kind));
+    assert_eq!(counts, [1001, 0], "the last one counts the rest");
+    let more = report.findings.iter().find(|f| f.text == "tree 1: 1 more problems").unwrap();
+    assert!(more.kind == FindingKind::Tree && !report.is_complete(), "{more:?}");
+}
+
 /// scan.E21: a scan in parts returns the inodes and entries of the tree and of later changes.
 #[test]
 fn scan_returns_all_names_in_order() {
