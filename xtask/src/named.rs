@@ -15,6 +15,7 @@ const PROGRAMS: &[&str] = &[
     "crates/block/tests/allocs.rs",
     "crates/block/tests/lock.rs",
     "crates/iomap/tests/allocs.rs",
+    "crates/lfs/tests/fsck_memory.rs",
     "crates/live/tests/hostile.rs",
 ];
 

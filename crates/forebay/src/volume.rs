@@ -176,9 +176,9 @@ impl Volume {
         open(cache, path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Checks a complete volume that is not open for writing, and writes nothing. Calls `progress`
-    /// now and then. Errors: the volume is in use, is no volume, or has features that this release
-    /// cannot read.
+    /// Checks a complete volume that is not open for writing, and writes nothing. Its tables take
+    /// at most 64 MiB, whatever the size of the volume. Calls `progress` now and then. Errors: the
+    /// volume is in use, is no volume, or has features that this release cannot read.
     pub fn fsck(
         path: impl AsRef<Path>,
         progress: &mut (dyn FnMut(FsckProgress) + Send),

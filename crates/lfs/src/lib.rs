@@ -66,7 +66,9 @@ pub use transaction::options::{CLEAN_PERCENT, OpenOptions};
 #[doc(hidden)]
 pub use transaction::state_lock::model as lock_model;
 pub use volume::extents::{FileExtent, FreeSpace};
-pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
+pub use volume::fsck::{
+    Finding, FindingKind, FsckOptions, FsckProgress, FsckReport, fsck, fsck_with,
+};
 pub use volume::grow::grow;
 pub use volume::info::{VolumeInfo, probe};
 pub use volume::status::{LostContent, LostFile};

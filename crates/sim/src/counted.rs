@@ -1,12 +1,14 @@
 //! A counting wrapper of the system's allocator: the global allocator of tests which assert that an
-//! operation allocates nothing. It counts for the complete process, so such a test is alone in its
-//! file.
+//! operation allocates nothing, or that it needs no more memory than a bound. It counts for the
+//! complete process, so such a test is alone in its file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 std::thread_local! {
     static LEFT_OUT: Cell<bool> = const { Cell::new(false) };
@@ -28,6 +30,24 @@ pub fn uncounted<T>(f: impl FnOnce() -> T) -> T {
     value
 }
 
+/// The most bytes that were allocated at any moment of `f`, by all threads, in addition to those
+/// allocated before it.
+pub fn peak_bytes<T>(f: impl FnOnce() -> T) -> (T, usize) {
+    let before = BYTES.load(Ordering::SeqCst);
+    PEAK_BYTES.store(before, Ordering::SeqCst);
+    let value = f();
+    (value, PEAK_BYTES.load(Ordering::SeqCst) - before)
+}
+
+fn add_bytes(bytes: usize) {
+    let now = BYTES.fetch_add(bytes, Ordering::SeqCst) + bytes;
+    PEAK_BYTES.fetch_max(now, Ordering::SeqCst);
+}
+
+fn subtract_bytes(bytes: usize) {
+    BYTES.fetch_sub(bytes, Ordering::SeqCst);
+}
+
 fn count() {
     // A thread that ends may have lost its thread-locals: then its allocations count.
     if !LEFT_OUT.try_with(Cell::get).unwrap_or(false) {
@@ -39,20 +59,25 @@ fn count() {
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        add_bytes(layout.size());
         // SAFETY: the caller promises a layout of a size that is not 0.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
+        add_bytes(layout.size());
         // SAFETY: the caller promises a layout of a size that is not 0.
         unsafe { System.alloc_zeroed(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        subtract_bytes(layout.size());
         // SAFETY: the caller promises that this allocator gave `ptr` for `layout`.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
+        add_bytes(size);
+        subtract_bytes(layout.size());
         // SAFETY: the caller promises that this allocator gave `ptr` for `layout`, and a `size`
         // that is not 0.
         unsafe { System.realloc(ptr, layout, size) }

@@ -1,11 +1,11 @@
 //! Checks a complete tree: both copies of every node, and all invariants between nodes.
 //!
-//! Invariants: B81 it ends: no place is visited twice, no path is longer than the root's level. B82
-//! a node with one valid copy is visited, whatever the other copy is like. B83 an unreadable node
-//! is reported with its places and the range of keys that is lost with it; the rest of the tree is
-//! checked all the same. B84 it writes nothing.
-//!
-//! In memory are one path of nodes, and the visited places, about 50 bytes for each node.
+//! Invariants: B81 it ends: no path is longer than the root's level. The pointers of a level have
+//! ranges of keys that do not overlap, so a node with two keys is valid below one pointer only
+//! (btree.B12), whatever places the pointers name. B82 a node with one valid copy is visited,
+//! whatever the other copy is like. B83 an unreadable node is reported with its places and the
+//! range of keys that is lost with it; the rest of the tree is checked all the same. B84 it writes
+//! nothing. B85 in memory are one path of nodes, and a bounded number of problems.
 //!
 //! No locks.
 
@@ -17,7 +17,6 @@ use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use forebay_base::{Error, Result};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Most problems that are kept with their text; further ones are only counted.
@@ -39,18 +38,25 @@ pub enum Problem {
         /// Why.
         error: Error,
     },
-    /// A reference to a place that another node, or the other copy, already uses.
-    Twice(Place),
     /// An item is invalid.
     Item([Place; 2], Error),
     /// A node uses less space than it must (btree.B15), bytes. No data is lost.
     Underfull([Place; 2], usize),
 }
 
+impl Problem {
+    /// Whether nothing is lost.
+    fn is_harmless(&self) -> bool {
+        matches!(self, Self::Copy(..) | Self::Underfull(..))
+    }
+}
+
 /// What the check visits, for callers that compare it with other state.
 #[derive(Debug)]
 pub enum Seen<'a> {
-    /// The places of a node, and its level.
+    /// The places that a pointer names, before they are read.
+    Pointer([Place; 2]),
+    /// The places of a node that could be read, and its level.
     Node([Place; 2], u8),
     /// An item.
     Item(Key, Item<'a>),
@@ -67,7 +73,9 @@ pub struct Report {
     pub used_bytes: u64,
     /// The first [`MAX_PROBLEMS`] problems.
     pub problems: Vec<Problem>,
-    /// Number of further problems.
+    /// Number of further problems with which nothing is lost.
+    pub more_harmless: u64,
+    /// Number of other further problems.
     pub more_problems: u64,
 }
 
@@ -79,13 +87,14 @@ impl Report {
 
     /// Whether all items can be read.
     pub fn is_complete(&self) -> bool {
-        let harmless = |p: &Problem| matches!(p, Problem::Copy(..) | Problem::Underfull(..));
-        self.more_problems == 0 && self.problems.iter().all(harmless)
+        self.more_problems == 0 && self.problems.iter().all(Problem::is_harmless)
     }
 
     fn add(&mut self, problem: Problem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
+        } else if problem.is_harmless() {
+            self.more_harmless += 1;
         } else {
             self.more_problems += 1;
         }
@@ -99,14 +108,12 @@ struct Frame {
 }
 
 impl Tree {
-    /// Checks the tree below `root` and passes nodes and items to `seen`. `places` contains the
-    /// places that are already used otherwise; those of this tree are added.
+    /// Checks the tree below `root` and passes pointers, nodes and items to `seen`.
     ///
     /// Fails only for an invalid root.
     pub async fn check(
         &self,
         root: &TreeRoot,
-        places: &mut BTreeSet<Place>,
         seen: &mut (dyn FnMut(Seen<'_>) + Send),
     ) -> Result<Report> {
         let mut report = Report::default();
@@ -114,14 +121,15 @@ impl Tree {
         let mut next = Link::root(root)?;
         report.nodes.resize(next.map_or(0, |link| usize::from(link.level) + 1), 0);
         loop {
-            if let Some(link) = next.take()
-                && let Some(node) = self.check_node(&link, places, &mut report).await
-            {
-                seen(Seen::Node(link.pointer.places, link.level));
-                if link.level == 0 {
-                    self.check_items(&node, &mut report, seen);
-                } else {
-                    path.push(Frame { link, node, next: 0 });
+            if let Some(link) = next.take() {
+                seen(Seen::Pointer(link.pointer.places));
+                if let Some(node) = self.check_node(&link, &mut report).await {
+                    seen(Seen::Node(link.pointer.places, link.level));
+                    if link.level == 0 {
+                        self.check_items(&node, &mut report, seen);
+                    } else {
+                        path.push(Frame { link, node, next: 0 });
+                    }
                 }
             }
             let Some(frame) = path.last_mut() else { return Ok(report) };
@@ -136,19 +144,7 @@ impl Tree {
     }
 
     /// The node, from its valid copy.
-    async fn check_node(
-        &self,
-        link: &Link,
-        places: &mut BTreeSet<Place>,
-        report: &mut Report,
-    ) -> Option<Arc<StoredNode>> {
-        for place in link.pointer.places {
-            if self.overlaps(places, place) {
-                report.add(Problem::Twice(place));
-                return None;
-            }
-            places.insert(place);
-        }
+    async fn check_node(&self, link: &Link, report: &mut Report) -> Option<Arc<StoredNode>> {
         let copies = [self.load_copy(link, 0).await, self.load_copy(link, 1).await];
         let node = match copies {
             [Ok(node), Ok(_)] => node,
@@ -175,13 +171,6 @@ impl Tree {
             *count += 1;
         }
         Some(node)
-    }
-
-    fn overlaps(&self, places: &BTreeSet<Place>, place: Place) -> bool {
-        let less_one = self.geometry.node_bytes() as u32 - 1;
-        let low = Place::new(place.segment, place.offset.saturating_sub(less_one));
-        let high = Place::new(place.segment, place.offset.saturating_add(less_one));
-        places.range(low..=high).next().is_some()
     }
 
     fn check_items(

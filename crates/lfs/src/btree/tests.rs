@@ -128,10 +128,11 @@ pub(super) struct Checked {
 pub(super) fn check(tree: &Tree, root: &TreeRoot) -> Checked {
     let (mut places, mut nodes, mut keys) = (BTreeSet::new(), Vec::new(), Vec::new());
     let mut seen = |seen: Seen<'_>| match seen {
+        Seen::Pointer(both) => places.extend(both),
         Seen::Node(places, level) => nodes.push((places, level)),
         Seen::Item(key, _) => keys.push(key.to_bytes().as_slice().to_vec()),
     };
-    let report = block_on(tree.check(root, &mut places, &mut seen)).expect("a root");
+    let report = block_on(tree.check(root, &mut seen)).expect("a root");
     Checked { report, places, nodes, keys }
 }
 

@@ -320,7 +320,7 @@ fn closed() -> (Setup, SimDisk, Vec<u64>, u64) {
     (setup, disk, nodes, content)
 }
 
-fn flip(disk: &SimDisk, at: u64) {
+pub fn flip(disk: &SimDisk, at: u64) {
     let mut sector = disk.peek(at, 512);
     sector[9] ^= 4;
     disk.poke(at, &sector);

@@ -204,7 +204,7 @@ fn operations_may_move_between_threads() {
     is_send(&tree.get(root, Key::Inode(1)));
     is_send(&tree.floor(root, Key::Inode(1)));
     is_send(&Cursor::all().next(tree, root));
-    is_send(&tree.check(root, &mut BTreeSet::new(), &mut |_| ()));
+    is_send(&tree.check(root, &mut |_| ()));
 }
 
 #[test]

@@ -5,13 +5,14 @@
 
 use super::work::{SHAPES, Shape, batch};
 use super::{Bench, Model, check};
-use crate::btree::{Cursor, Problem, Seen};
+use crate::btree::{Cursor, NodeStore, Problem, Seen};
 use crate::format::key::Key;
+use crate::format::node::{Node, NodeBuilder, NodeHeader, NodePointer};
 use crate::format::place::Place;
-use crate::fuzz::make::Make;
+use crate::format::superblock::TreeRoot;
+use crate::fuzz::make::{Make, seal};
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind};
-use std::collections::BTreeSet;
 
 /// Number of kinds of damage that [`spoil`] can do.
 const WAYS: u64 = 6;
@@ -169,29 +170,56 @@ fn merge_into_damage_fails_and_elsewhere_continues() {
     assert!(done > 10 && failed > 2, "{done} done, {failed} failed");
 }
 
-/// check.B81: a check reports a pointer to a place that has another owner, and does not follow it.
+/// check.B81, check.B85: nodes with one key are valid below many pointers. A check of a tree in
+/// which all pointers of a level lead to the same chain of such nodes ends, and reads two copies
+/// for each pointer.
 #[test]
-fn check_reports_place_with_second_owner() {
-    let bench = filled();
-    let nodes = bench.check().nodes;
-    for (n, (places, level)) in nodes.iter().enumerate().step_by(3) {
-        let what = format!("node {n} at {places:?}, level {level}");
-        // The other owner uses the same place, or one that overlaps it.
-        let place = places[n % 2];
-        let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 5 % 3]);
-        let mut taken = BTreeSet::from([theirs]);
-        let mut items = 0;
-        let mut seen = |seen: Seen<'_>| items += usize::from(matches!(seen, Seen::Item(..)));
-        let report = block_on(bench.tree.check(&bench.root, &mut taken, &mut seen)).unwrap();
-        let twice = |p: &Problem| matches!(p, Problem::Twice(at) if *at == place);
-        assert!(report.problems.iter().any(twice), "{what}: {:?} (B81)", report.problems);
-        assert!(items < bench.model.len() && !report.is_complete(), "{what}");
+fn check_of_shared_chain_ends() {
+    let (g, bench) = (super::geometry(), filled());
+    let leaves: Vec<[Place; 2]> = bench
+        .check()
+        .nodes
+        .into_iter()
+        .filter(|node| node.1 == 0)
+        .map(|node| node.0)
+        .take(40)
+        .collect();
+    let read = |places: [Place; 2]| bench.store.state.lock().nodes[&places[0]].clone();
+    let first = |places: [Place; 2]| {
+        Node::open(&read(places), seal(), places[0], &g).unwrap().raw(0).unwrap().0.to_vec()
+    };
+    let keys: Vec<Vec<u8>> = leaves.iter().map(|places| first(*places)).collect();
+    let bytes = read(leaves[5]);
+    let node = Node::open(&bytes, seal(), leaves[5][0], &g).unwrap();
+    let mut below = NodePointer { places: leaves[5], birth: node.header.birth, sum: node.sum };
+    for level in 1..=6u8 {
+        let mut bytes = vec![0; g.node_bytes()];
+        let mut builder = NodeBuilder::new(&mut bytes, level, g).unwrap();
+        assert!(builder.child(&[], &below).unwrap());
+        if level == 6 {
+            assert!(keys[1..].iter().all(|key| builder.child(key, &below).unwrap()));
+        }
+        let places = block_on(bench.store.allocate()).unwrap();
+        let header = NodeHeader { places, owner: bench.root.tree, birth: 9, level };
+        below = builder.finish(seal(), header).unwrap();
+        for place in places {
+            bench.store.state.lock().nodes.insert(place, bytes.clone());
+        }
     }
-    let mut places = BTreeSet::new();
-    let first = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
-    assert!(first.is_clean());
+    let root =
+        TreeRoot { places: Some(below.places), birth: 9, sum: below.sum, level: 6, ..bench.root };
     bench.store.state.lock().reads = 0;
-    let again = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
-    assert!(matches!(&again.problems[..], [Problem::Twice(_)]), "{:?}", again.problems);
-    assert_eq!(bench.store.state.lock().reads, 0, "a second look reads nothing (B81)");
+    let (mut pointers, mut items) = (0, 0);
+    let mut seen = |seen: Seen<'_>| match seen {
+        Seen::Pointer(_) => pointers += 1,
+        Seen::Item(..) => items += 1,
+        Seen::Node(..) => {}
+    };
+    let report = block_on(bench.tree.check(&root, &mut seen)).unwrap();
+    let chains = (pointers - 1) / 6;
+    assert!(chains > 20 && pointers == 1 + 6 * chains, "{pointers}");
+    assert_eq!(bench.store.state.lock().reads, 2 * pointers);
+    assert_eq!(items, node.len(), "the leaf is valid below one of them");
+    let lost = report.problems.iter().filter(|p| matches!(p, Problem::Lost { .. })).count() as u64;
+    assert!(lost == chains - 1 && !report.is_complete(), "{lost} of {chains}");
 }

@@ -5,30 +5,142 @@
 //! checkpoint the stored bytes of each inode are exactly those of its extents. Records of the log
 //! change the stored bytes of an inode only together with its data id.
 //!
+//! Inodes and extents lie in the tree in different orders, by inode and by data id. One pass
+//! compares both sides in a [`Tally`]. Only if they differ, more passes find out where.
+//!
 //! No locks.
 
+use super::report::{Finding, FindingKind, FsckOptions, FsckReport};
+use super::tally::Tally;
+use super::window::Window;
+use crate::btree::{Cursor, Seen, Tree};
+use crate::format::extent::{Extent, Source};
 use crate::format::inode::Inode;
-use std::collections::BTreeMap;
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::superblock::TreeRoot;
+use forebay_base::Result;
 
-/// What the tree of a checkpoint records about content.
-#[derive(Default)]
+/// What the tree of a checkpoint says about the bytes of each data id.
 pub(super) struct Stored {
-    /// By inode: its data id, and its stored bytes.
-    pub said: BTreeMap<u64, (u64, u64)>,
-    /// By data id: the bytes of its extents.
-    pub found: BTreeMap<u64, u64>,
-    /// The whole tree was read.
-    pub is_complete: bool,
+    tally: Tally,
+    /// The data id of the last extents, and the sum of their bytes.
+    last: (u64, u64),
 }
 
 impl Stored {
-    /// Adds an inode of the tree.
-    pub fn inode(&mut self, ino: u64, inode: &Inode) {
-        self.said.insert(ino, (inode.data_id, inode.stored_bytes));
+    pub fn new(options: &FsckOptions) -> Self {
+        Self { tally: Tally::new(options.tally_buckets()), last: (0, 0) }
     }
 
-    /// Adds an extent of the tree.
-    pub fn extent(&mut self, data_id: u64, bytes: u64) {
-        *self.found.entry(data_id).or_default() += bytes;
+    /// Notes what a pass over the tree sees.
+    pub fn see(&mut self, seen: &Seen<'_>) {
+        match seen {
+            // Without stored bytes there are no extents.
+            Seen::Item(Key::Inode(_), Item::Inode(inode)) if inode.stored_bytes != 0 => {
+                self.tally.add(inode.data_id, [inode.stored_bytes, 0], 1);
+            }
+            Seen::Item(Key::Extent(data_id, _), Item::Extent(extent)) => {
+                if *data_id != self.last.0 {
+                    self.finish();
+                    self.last.0 = *data_id;
+                }
+                self.last.1 += bytes_of(extent);
+            }
+            _ => {}
+        }
     }
+
+    /// Ends the pass.
+    pub fn finish(&mut self) {
+        let (data_id, bytes) = std::mem::take(&mut self.last);
+        if bytes != 0 {
+            self.tally.subtract(data_id, [bytes, 0]);
+        }
+    }
+
+    /// Reports the inodes and the data ids that differ.
+    pub async fn report(
+        &self,
+        (tree, root): (&Tree, &TreeRoot),
+        options: &FsckOptions,
+        report: &mut FsckReport,
+    ) -> Result<()> {
+        if self.tally.is_balanced() {
+            return Ok(());
+        }
+        let (mut next, mut is_first) = (Some(Window::new(0, options.window_keys())), true);
+        while let Some(mut window) = next {
+            let mut cursor = Cursor::new(Key::Inode(0), Some(Key::Dead(0, 0)));
+            while let Some(found) = cursor.next(tree, root).await? {
+                match found.decode(tree.geometry())? {
+                    (Key::Inode(ino), Item::Inode(inode)) => {
+                        if !self.tally.is_suspect(inode.data_id) {
+                            continue;
+                        }
+                        if is_first {
+                            check_inode((tree, root), ino, &inode, report).await?;
+                        }
+                        window.get(inode.data_id, Extents::default).into_iter().for_each(|this| {
+                            this.has_inode = true;
+                        });
+                    }
+                    (Key::Extent(data_id, _), Item::Extent(extent))
+                        if self.tally.is_suspect(data_id) =>
+                    {
+                        window.get(data_id, Extents::default).into_iter().for_each(|this| {
+                            this.bytes += bytes_of(&extent);
+                        });
+                    }
+                    _ => {}
+                }
+            }
+            for (data_id, this) in window.iter().filter(|(_, this)| !this.has_inode) {
+                let bytes = this.bytes;
+                let text =
+                    format!("data {data_id} has extents of {bytes} bytes, and no inode has it");
+                report.add(FindingKind::Tree, text).figures = Some((0, bytes));
+            }
+            (next, is_first) = (window.into_next(), false);
+        }
+        Ok(())
+    }
+}
+
+/// The extents of a data id.
+#[derive(Default)]
+struct Extents {
+    bytes: u64,
+    has_inode: bool,
+}
+
+fn bytes_of(extent: &Extent<'_>) -> u64 {
+    match extent.source {
+        Source::Run(_) => u64::from(extent.stored_bytes),
+        Source::Inline(_) => 0,
+    }
+}
+
+/// Compares an inode with its extents in a checkpoint.
+pub(super) async fn check_inode(
+    (tree, root): (&Tree, &TreeRoot),
+    ino: u64,
+    inode: &Inode,
+    report: &mut FsckReport,
+) -> Result<()> {
+    let (said, data_id, mut found) = (inode.stored_bytes, inode.data_id, 0);
+    let mut extents = Cursor::new(Key::Extent(data_id, 0), Some(Key::Extent(data_id + 1, 0)));
+    while let Some(item) = extents.next(tree, root).await? {
+        if let (_, Item::Extent(extent)) = item.decode(tree.geometry())? {
+            found += bytes_of(&extent);
+        }
+    }
+    if said != found {
+        let text = format!(
+            "inode {ino} says that {said} bytes of it are stored, its extents have {found}"
+        );
+        let finding: &mut Finding = report.add(FindingKind::Usage, text);
+        (finding.ino, finding.figures) = (Some(ino), Some((said, found)));
+    }
+    Ok(())
 }
