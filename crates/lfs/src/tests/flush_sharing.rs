@@ -239,3 +239,30 @@ fn checkpoints_beside_syncs_share_flushes() {
         assert!(flushes < groups + 15, "each checkpoint needs two or more, and syncs share them");
     });
 }
+
+/// Syncs of one file take turns above the log, and each turn covers the writes of all callers that
+/// wait for it. So they need no more flushes than those of as many files.
+#[test]
+fn syncs_of_one_file_need_no_more_flushes_than_of_many() {
+    const TASKS: u64 = 8;
+    let flushes_with = |count: usize| {
+        let setup = Setup { volume_bytes: 4 << 20, ..setup(0) };
+        run(&setup, true, async |volume, disk| {
+            let files = opened(volume, disk, count).await;
+            let task = |n: u64| -> BoxFuture<'_, ()> {
+                let (file, own) = (files[n as usize % count].clone(), n / count as u64);
+                Box::pin(async move {
+                    for round in 0..20 {
+                        write(&file, own * BLOCK as u64, &[round; BLOCK]).await.unwrap();
+                        file.sync(true).await.unwrap();
+                    }
+                })
+            };
+            join_all((0..TASKS).map(task)).await;
+            counts(disk).0
+        })
+    };
+    let [one, many] = [1, TASKS as usize].map(flushes_with);
+    println!("{one} flushes for one file, {many} for {TASKS} files");
+    assert!(one <= many);
+}
