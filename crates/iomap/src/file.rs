@@ -4,14 +4,14 @@
 //! own thread and passes [`Target::Slice`] or [`Source::Slice`]. Only then may a device borrow the
 //! caller's memory, in a blocking system call. Event loops pass owned buffers.
 
-use crate::flush_group::FlushGroup;
 use crate::ops::MapOps;
 use crate::records::Records;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::DeviceRef;
+use forebay_block::{DeviceRef, FlushTurns};
 use forebay_cache::errseq::Cursor;
 use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
@@ -94,7 +94,10 @@ pub struct MappedFile {
     pub mapping: Arc<Mapping>,
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
-    pub(crate) flush: FlushGroup,
+    /// Its flushes. A leaf lock.
+    pub(crate) flush_turns: Mutex<FlushTurns>,
+    /// The tasks that wait for the end of a flush.
+    pub(crate) flush_ended: WaitQueue,
     /// Memory for write-outs, shared by all files of the cache.
     pub(crate) records: std::sync::Arc<Records>,
     read_only: bool,
@@ -187,7 +190,8 @@ impl MappedFile {
             mapping,
             cache: cache.clone(),
             ops,
-            flush: FlushGroup::default(),
+            flush_turns: Mutex::default(),
+            flush_ended: WaitQueue::new(),
             records: cache.attached(),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),

@@ -13,7 +13,6 @@ mod direct;
 mod discard;
 pub mod file;
 mod fill;
-mod flush_group;
 pub mod identity;
 mod inflight;
 mod obstacle;

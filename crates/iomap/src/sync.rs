@@ -6,17 +6,19 @@
 //! (docs/reference/failure-protocol.md). A commit can also fail without a failed flush, as on a
 //! host without space. Then nothing is lost, and the blocks wait for the next commit (flushes.X4).
 //!
-//! Flushes of one file are taken in turn and shared: all callers that arrive during one flush share
-//! the next.
+//! Flushes of one file are taken in turn and shared ([`forebay_block::flush_turns`]): all callers
+//! that arrive during one flush share the next. The turn also orders the bookkeeping of the blocks
+//! that the flushes cover. A raw image has one file for its device object, so no other flush of the
+//! device could be shared. A volume shares the flushes of its device between its files.
 
 use crate::file::{Handle, MappedFile};
-use crate::flush_group::Turn;
 use crate::ops::{Commit, may_be_lost};
 
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::flush_turns::Turn;
 use forebay_cache::State;
 use forebay_cache::dirty::unflushed::Covered;
 use forebay_cache::folio::Table;
@@ -36,7 +38,6 @@ const NOT_HELD: &str = "a flush failed, and some of what it covered is not held 
 /// outcome is not known: it counts as failed, and its waiters continue.
 struct Running {
     file: Arc<MappedFile>,
-    number: u64,
     covered: Covered,
     over: bool,
 }
@@ -114,7 +115,8 @@ impl Running {
         for set in [covered.pinned, lost.pinned, given_up] {
             file.cache.keep_set(set);
         }
-        file.flush.end(self.number, &done);
+        file.flush_turns.lock().end(&done);
+        file.flush_ended.wake_all();
         done
     }
 }
@@ -260,14 +262,15 @@ impl MappedFile {
 
     /// [`MappedFile::flush_shared`]. `here`: the caller blocks, so I/O may run on its thread.
     pub(crate) async fn flush_on(&self, here: bool) -> Result<()> {
-        let number = match self.flush.turn().await {
-            Turn::Done(result) => return result,
-            Turn::Run(number) => number,
-        };
+        let wanted = self.flush_turns.lock().next();
+        let turn = || self.flush_turns.lock().turn(wanted);
+        if let Turn::Done(result) = self.flush_ended.wait_until(turn).await {
+            return result;
+        }
         let covered = self.mapping.unflushed.begin_flush();
         Counters::add(&self.cache.counters.flushes, 1);
         let file = self.me.upgrade().expect("a file that is flushed is alive");
-        let running = Running { file, number, covered, over: false };
+        let running = Running { file, covered, over: false };
         Carried { world: &self.cache.world, flush: Some(Box::pin(running.run(here))) }.await
     }
 

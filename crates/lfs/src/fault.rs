@@ -111,11 +111,13 @@ pub enum Planted {
     GrantKept,
     /// The nodes of a failed checkpoint are free for the next one, although a slot may name them.
     NamedNodesFreed,
+    /// The flush that began last counts as covering a write that completed after its begin.
+    EarlierFlush,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -162,6 +164,7 @@ impl Planted {
         Self::LostForgotten,
         Self::GrantKept,
         Self::NamedNodesFreed,
+        Self::EarlierFlush,
     ];
 
     /// The name of the fault, for command lines.
@@ -213,6 +216,7 @@ impl Planted {
             Self::LostForgotten => "lost-forgotten",
             Self::GrantKept => "grant-kept",
             Self::NamedNodesFreed => "named-nodes-freed",
+            Self::EarlierFlush => "earlier-flush",
         }
     }
 

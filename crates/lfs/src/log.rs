@@ -37,10 +37,11 @@
 //! the log to leave its segment (space.P26), a group whose write failed is written again at its
 //! place, with the same bytes. So a crash leaves nothing that the first write could not have left.
 //! This needs that no flush has failed since its records were taken, except with its own write with
-//! FUA: then nothing is in doubt that it refers to or follows.
+//! FUA: then nothing is in doubt that it refers to or follows. L16 commits, checkpoints, the cleaner
+//! and the flush of data before its records share flushes: each flush makes durable all groups that
+//! it covers, and a task runs none if one that began after its writes has succeeded.
 //!
-//! Locks: `ctl` is at the level of the state lock; the two are never held together. Below `ctl` the
-//! lock of a flush turn, under which no other is taken.
+//! Lock: `ctl`, at the level of the state lock; the two are never held together.
 
 pub(crate) mod commit;
 pub(crate) mod group_layout;
@@ -56,10 +57,14 @@ pub mod model;
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::format::superblock::Superblock;
+use crate::log::turn::Flown;
 use crate::space::Grant;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::FlushTurns;
+use forebay_block::flush_turns::Turn;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -90,6 +95,8 @@ pub(crate) struct Run {
     pub sums: std::sync::Arc<[u32]>,
     /// Number of failed flushes when its space was reserved, or before it was written again.
     pub flush_failures: u64,
+    /// The number of a flush that began after it was written ([`Log::next_flush`]).
+    pub flush: u64,
     /// A good flush began after it was written (commit.K13): no later failure loses it.
     pub is_flushed: bool,
 }
@@ -183,7 +190,9 @@ pub(crate) struct Group {
 pub(crate) struct Ctl {
     pub head: Head,
     pub writing: bool,
-    pub flushing: bool,
+    /// The flushes of the device, which all tasks share that need one (L7, L16).
+    pub flush_turns: FlushTurns,
+    pub flown: Flown,
     pub groups: VecDeque<Group>,
     pub written_ticket: u64,
     pub durable_ticket: u64,
@@ -204,13 +213,14 @@ pub(crate) struct Ctl {
     pub repair: bool,
     /// The last of `groups`, if its write failed and may be repeated (L15). `repair` is set.
     pub refused: Option<LaidOut>,
-    pub flushes: u64,
     pub group_count: u64,
 }
 
 /// The log, with the tasks that wait for it.
 pub(crate) struct Log {
     pub ctl: Mutex<Ctl>,
+    /// The number of the next flush, for readers without the lock.
+    next_flush: AtomicU64,
     /// Waiting tasks, each with the ticket of its record; [`ANY`]: the task checks whenever a turn
     /// ends.
     wait: WaitQueue<u64>,
@@ -223,8 +233,7 @@ pub(crate) const ANY: u64 = 0;
 pub(crate) enum Step {
     Done(Result<()>),
     Write,
-    /// Flush this number of groups.
-    Flush(usize),
+    Flush,
 }
 
 impl Log {
@@ -233,7 +242,8 @@ impl Log {
         let ctl = Ctl {
             head,
             writing: false,
-            flushing: false,
+            flush_turns: FlushTurns::default(),
+            flown: Flown::Ground,
             groups: VecDeque::new(),
             written_ticket: 0,
             durable_ticket: 0,
@@ -246,10 +256,10 @@ impl Log {
             last_error: None,
             repair: false,
             refused: None,
-            flushes: 0,
             group_count: 0,
         };
-        Self { ctl: Mutex::new(ctl), wait: WaitQueue::with_keys() }
+        let next_flush = AtomicU64::new(ctl.flush_turns.next());
+        Self { ctl: Mutex::new(ctl), next_flush, wait: WaitQueue::with_keys() }
     }
 
     /// Number of failures so far, from which a waiting task recognizes later ones (L5).
@@ -274,7 +284,7 @@ impl Log {
             return Some(Step::Done(Err(error.clone())));
         }
         if ctl.repair {
-            if ctl.writing || ctl.flushing {
+            if ctl.writing || ctl.flush_turns.is_running() {
                 return None;
             }
             ctl.writing = true;
@@ -286,17 +296,39 @@ impl Log {
             ctl.writing = true;
             return Some(Step::Write);
         }
-        if !ctl.groups.is_empty() && !ctl.flushing && (written || crowded) {
-            ctl.flushing = true;
-            return Some(Step::Flush(ctl.groups.len()));
-        }
-        None
+        let is_due = !ctl.groups.is_empty() && (written || crowded);
+        (is_due && self.begin_flush(&mut ctl)).then_some(Step::Flush)
+    }
+
+    /// Takes the flush turn. False: another task has it.
+    fn begin_flush(&self, ctl: &mut Ctl) -> bool {
+        let has_begun = ctl.flush_turns.begin();
+        // Before the flush is submitted.
+        self.next_flush.store(ctl.flush_turns.next(), Ordering::SeqCst);
+        has_begun
+    }
+
+    /// The number of a flush that covers what has been written by now (L16).
+    pub fn next_flush(&self) -> u64 {
+        self.next_flush.load(Ordering::SeqCst)
+    }
+
+    /// Waits for the result of a flush with at least this number, or for the turn to run it.
+    pub async fn flush_turn(&self, wanted: u64) -> Turn {
+        let turn = || {
+            let mut ctl = self.ctl.lock();
+            match ctl.flush_turns.result(wanted) {
+                Some(result) => Some(Turn::Done(result)),
+                None => self.begin_flush(&mut ctl).then_some(Turn::Run),
+            }
+        };
+        self.wait_for(ANY, turn).await
     }
 
     /// The last ticket that the flush in progress can cover.
     pub fn ticket_in_progress(&self) -> Option<u64> {
         let ctl = self.ctl.lock();
-        ctl.flushing.then_some(ctl.written_ticket)
+        ctl.flush_turns.is_running().then_some(ctl.written_ticket)
     }
 
     /// Waits until `check` returns a value: for `ticket`, or, with [`ANY`], whenever a turn ends.
@@ -375,7 +407,7 @@ impl Due {
             written: ctl.written_ticket,
             crowded,
             write: !ctl.writing && !crowded,
-            flush: !ctl.flushing && !ctl.groups.is_empty(),
+            flush: !ctl.flush_turns.is_running() && !ctl.groups.is_empty(),
         }
     }
 
@@ -440,6 +472,10 @@ mod tests {
         turn.end(|_, _| ());
     }
 
+    fn is_flushing(log: &Log) -> bool {
+        log.ctl.lock().flush_turns.is_running()
+    }
+
     fn flush_turns() -> (Arc<Log>, impl Fn() -> FlushTurn) {
         let segment = Some(0);
         let head =
@@ -447,7 +483,7 @@ mod tests {
         let log = Arc::new(Log::new(head));
         let theirs = log.clone();
         let begin = move || {
-            theirs.ctl.lock().flushing = true;
+            assert!(theirs.begin_flush(&mut theirs.ctl.lock()));
             FlushTurn::new(theirs.clone(), 1)
         };
         (log, begin)
@@ -462,17 +498,17 @@ mod tests {
         let turn = begin();
         let mut flight = turn.flight();
         drop(turn);
-        assert!(log.ctl.lock().flushing, "the device still has it");
+        assert!(is_flushing(&log), "the device still has it");
         flight.note(&Ok(()));
         drop(flight);
-        assert!(!log.ctl.lock().flushing && !log.ctl.lock().repair);
+        assert!(!is_flushing(&log) && !log.ctl.lock().repair);
         let turn = begin();
         drop(turn.flight());
-        assert!(log.ctl.lock().flushing, "the turn ends when its task says so");
+        assert!(is_flushing(&log), "the turn ends when its task says so");
         drop(turn);
-        assert!(!log.ctl.lock().flushing);
-        begin().end(|_| ());
-        assert!(!log.ctl.lock().flushing);
+        assert!(!is_flushing(&log));
+        begin().end(&Ok(()), |_, _| ());
+        assert!(!is_flushing(&log));
     }
 
     /// L5: a dropped task fails no commit, but a flush that the device failed counts, whether the
@@ -495,7 +531,8 @@ mod tests {
                 drop(turn);
             }
             let ctl = log.ctl.lock();
-            let state = (ctl.failures, ctl.flush_failures, ctl.repair, ctl.flushing);
+            let state =
+                (ctl.failures, ctl.flush_failures, ctl.repair, ctl.flush_turns.is_running());
             let wanted = (failures, failures, failures > 0, false);
             assert_eq!(state, wanted, "{is_dropped_first}");
         }

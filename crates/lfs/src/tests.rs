@@ -19,6 +19,7 @@ mod dropped_ops;
 mod failed_writes;
 pub(crate) mod faults;
 mod flips;
+mod flush_sharing;
 mod full;
 mod fuzz;
 mod golden;

@@ -87,6 +87,25 @@ fn every_waiter_gets_an_answer_when_one_is_dropped() {
     }
 }
 
+/// log.L16: a task that needs a flush for another purpose shares those of the syncs, and runs some,
+/// also while a failure is repaired. The story: such a flush began between the turn of a repair and
+/// the moment in which that took the groups back. It then made later groups durable, which it had
+/// not covered (log.L2).
+#[test]
+fn flush_for_another_purpose_is_shared_also_during_repair() {
+    for failing in 0..4 {
+        check(move || {
+            let model = model(failing);
+            let mut jobs: Vec<Job> = (0..2).map(|_| syncs(&model, 2)).collect();
+            let theirs = model.clone();
+            jobs.push(Box::new(move || {
+                (0..3).for_each(|_| block_on(theirs.flush_independently()));
+            }));
+            together(jobs);
+        });
+    }
+}
+
 /// Each of three tasks reports a block as durable, and finds it on the device. So do those who look
 /// at the blocks of the others.
 #[test]

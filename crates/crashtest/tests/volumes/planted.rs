@@ -71,7 +71,7 @@ fn classes_of(fault: Planted) -> &'static [&'static str] {
         Planted::StagedKept => &["content"],
         Planted::GrantKept => &["content", "several-clients"],
         Planted::WritesKept => &["large"],
-        Planted::RecordBeforeData => &["no-sums"],
+        Planted::RecordBeforeData | Planted::EarlierFlush => &["no-sums"],
         Planted::InodesCountedAnew => &["third-lives"],
         Planted::BlockNumberShort => &["large"],
         Planted::GrownTakenForClosed => &["growing", "clients-growing"],

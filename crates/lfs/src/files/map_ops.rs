@@ -235,6 +235,9 @@ impl FileOps {
             .reservations
             .get(share)
             .map_or((0, 0), |grant| (grant.flush_failures, grant.sequence));
+        // The writes have completed.
+        let is_earlier = files.plant.has(Planted::EarlierFlush);
+        let flush = files.log.next_flush() - u64::from(is_earlier);
         for written in pieces {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
@@ -257,8 +260,8 @@ impl FileOps {
                     };
                     if let Source::Run(place) = source {
                         let (ino, len) = (self.ino.0, count * unit);
-                        let (sums, is_flushed) = (own.into(), false);
-                        runs.push(Run { ino, at: place, len, sums, flush_failures, is_flushed });
+                        let (at, sums, is_flushed) = (place, own.into(), false);
+                        runs.push(Run { ino, at, len, sums, flush_failures, flush, is_flushed });
                     }
                     // The injected fault: block numbers of large files are truncated.
                     let short = files.plant.has(Planted::BlockNumberShort);

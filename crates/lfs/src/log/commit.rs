@@ -5,7 +5,8 @@
 //! flush after it, only if everything before it was flushed, including the runs that its records
 //! point at. K12 the log space granted to a record is settled in the step in which a group takes
 //! the record and plans its place. K13 on a volume without sums a record is written only after the
-//! runs that it names were flushed: recovery could not detect that they are missing.
+//! runs that it names were flushed: recovery could not detect that they are missing. Such a flush
+//! may be one that another task needed and ran after the runs were written (log.L16).
 //!
 //! The log uses the layers above through two traits: [`RecordOwner`] owns the queue and learns
 //! which records became durable, [`DataRepair`] learns of failures and writes data again after a
@@ -27,6 +28,7 @@ use forebay_base::buf::DataRef;
 use forebay_base::sync::Arc;
 use forebay_base::task::{BoxFuture, yield_now};
 use forebay_base::{Error, Result};
+use forebay_block::flush_turns::Turn;
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
 /// The owner of the records: what the log requests from it, and reports to it.
@@ -105,9 +107,10 @@ impl Committer<'_> {
                     turn.forgets = self.plant.has(Planted::ForgottenGroup);
                     self.write_group(turn, here).await;
                 }
-                Step::Flush(groups) => {
+                Step::Flush => {
                     let turn = FlushTurn::new(self.log.clone(), ticket);
-                    self.flush_groups(turn, groups, here).await;
+                    // A failure is an error of the log, which `step` returns.
+                    let _failed = self.flush(turn, here).await;
                 }
             }
         }
@@ -171,24 +174,31 @@ impl Committer<'_> {
             }
         };
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
+        let runs = records.iter().flat_map(|record| &record.runs);
+        let wanted = runs.filter(|run| !run.is_flushed).map(|run| run.flush).max().unwrap_or(0);
         let head = self.log.ctl.lock().head;
         let (payloads, opened) = (Vec::new(), plan.opened());
         turn.group = Some(Group { records, payloads, head, cut: None, opened });
         let early = self.plant.has(Planted::RecordBeforeData);
-        let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
-        if is_covered && !self.cover_runs(here).await {
+        let without_sums = self.layout.geometry.sum == SumAlgorithm::None;
+        if without_sums && !early && !self.cover_runs(wanted, here).await {
             turn.end(|ctl, group| ctl.groups.extend(group));
             return None;
         }
-        let durable_through = self.log.ctl.lock().durable.sequence - 1;
+        let (durable_through, is_covered, fua) = {
+            let ctl = self.log.ctl.lock();
+            let is_covered = !ctl.repair && ctl.flush_turns.has_covered(wanted);
+            (ctl.durable.sequence - 1, is_covered, self.may_use_fua(&ctl, is_covered))
+        };
         let group = turn.group.as_mut().expect("put there above");
-        if is_covered {
-            // No flush has failed since the runs were taken: see `cover_runs`.
+        if is_covered && has_runs {
+            // No flush has failed since the runs were taken: a repair would be due.
             let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
             runs.for_each(|run| run.is_flushed = true);
-            self.owner.on_covered(last_ticket(group));
+            if without_sums {
+                self.owner.on_covered(last_ticket(group));
+            }
         }
-        let fua = self.may_use_fua(has_runs && !is_covered);
         match self.lay_out(group, plan, durable_through) {
             Ok(writes) => {
                 turn.laid = Some(LaidOut { writes, fua, durable_through, flush_failures });
@@ -258,25 +268,23 @@ impl Committer<'_> {
         done.map_err(|error| (error, *fua && !failed.is_empty()))
     }
 
-    /// K13: flushes the runs of the records to be written next, and every group before them. False:
-    /// something failed, and a repair comes first.
-    async fn cover_runs(&self, here: bool) -> bool {
-        let free = || {
-            let mut ctl = self.log.ctl.lock();
-            (!std::mem::replace(&mut ctl.flushing, true)).then_some(ctl.groups.len())
-        };
-        let groups = self.log.wait_for(ANY, free).await;
-        let turn = FlushTurn::new(self.log.clone(), ANY);
-        self.flush_groups(turn, groups, here).await;
+    /// K13: a flush of this number or a later one covers the runs of the records to be written
+    /// next. False: something failed, and a repair comes first.
+    async fn cover_runs(&self, wanted: u64, here: bool) -> bool {
+        if !self.log.ctl.lock().flush_turns.has_covered(wanted) {
+            // A failure is an error of the log.
+            let _failed = self.flush_since(wanted, here).await;
+        }
         // Only the holder of the write turn ends a repair, so a failure since the records were
         // taken is visible here.
-        !self.log.ctl.lock().repair
+        let ctl = self.log.ctl.lock();
+        debug_assert!(ctl.repair || ctl.flush_turns.has_covered(wanted), "K13: they are flushed");
+        !ctl.repair
     }
 
-    /// Whether a group may be written with FUA (K11).
-    fn may_use_fua(&self, has_runs: bool) -> bool {
-        let ctl = self.log.ctl.lock();
-        let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
+    /// Whether a group may be written with FUA (K11). `is_covered`: its runs are flushed.
+    fn may_use_fua(&self, ctl: &Ctl, is_covered: bool) -> bool {
+        let flushed = ctl.groups.is_empty() && !ctl.flush_turns.is_running() && is_covered;
         self.uses_fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
@@ -336,51 +344,40 @@ impl Committer<'_> {
         Ok(batch.writes.into_iter().map(place).collect())
     }
 
-    async fn flush_groups(&self, turn: FlushTurn, count: usize, here: bool) {
+    /// Flushes the device, and makes the groups durable that were written before (log.L2).
+    async fn flush(&self, turn: FlushTurn, here: bool) -> Result<()> {
         let mut done = self.flush_device(&turn, here).await;
         if self.plant.has(Planted::SwallowedFlushError) {
             done = Ok(());
         }
-        let durable = turn.end(|ctl| {
-            ctl.flushes += 1;
-            match done {
-                Ok(()) if !ctl.repair => {
-                    let groups: Vec<Group> = ctl.groups.drain(..count).collect();
-                    for group in &groups {
-                        let told = ctl.durable.sequence - 1;
-                        note_durable(ctl, group, told);
-                    }
-                    groups
-                }
-                // A repair is due, because a write has failed or was dropped meanwhile: all records
-                // that are not durable are written again.
-                Ok(()) => Vec::new(),
-                Err(error) => {
-                    Log::fail_flush(ctl, error);
-                    Vec::new()
-                }
+        // None if a repair is due, because a write has failed or was dropped meanwhile: all records
+        // that are not durable are written again.
+        let durable = turn.end(&done, |ctl, covered| {
+            let groups: Vec<Group> = ctl.groups.drain(..covered).collect();
+            for group in &groups {
+                let told = ctl.durable.sequence - 1;
+                note_durable(ctl, group, told);
             }
+            groups
         });
         self.owner.on_durable(durable);
         self.log.wake_any();
+        done
     }
 
-    /// A flush for other purposes than a commit. It makes no record durable. If it fails, it counts
-    /// as a failed flush of the log, because it may have lost written records (log.L4, log.L7).
+    /// A flush for other purposes than a commit, which covers what was written before this call. If
+    /// it fails, it counts as a failed flush of the log, because it may have lost written records
+    /// (log.L4, log.L7).
     pub async fn flush_all(&self) -> Result<()> {
-        let free = || {
-            let mut ctl = self.log.ctl.lock();
-            (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
-        };
-        self.log.wait_for(ANY, free).await;
-        let turn = FlushTurn::new(self.log.clone(), ANY);
-        let done = self.flush_device(&turn, false).await;
-        turn.end(|ctl| {
-            if let Err(error) = &done {
-                Log::fail_flush(ctl, error.clone());
-            }
-        });
-        done
+        self.flush_since(self.log.next_flush(), false).await
+    }
+
+    /// Runs a flush of this number or a later one, or shares that of another task (log.L16).
+    async fn flush_since(&self, wanted: u64, here: bool) -> Result<()> {
+        match self.log.flush_turn(wanted).await {
+            Turn::Done(result) => result,
+            Turn::Run => self.flush(FlushTurn::new(self.log.clone(), ANY), here).await,
+        }
     }
 
     async fn flush_device(&self, turn: &FlushTurn, here: bool) -> Result<()> {

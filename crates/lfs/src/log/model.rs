@@ -8,12 +8,13 @@
 //! Locks: that of the simulated device, a leaf lock.
 
 use super::turn::{FlushTurn, WriteTurn};
-use super::{Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
+use super::{GROUPS_AHEAD, Group, Head, Log, Pending, Step};
 use crate::format::record::RecordKind;
 use crate::space::Grant;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
-use forebay_base::{Error, ErrorKind};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::flush_turns::Turn;
 use std::collections::VecDeque;
 
 /// Most records of a group, so that some are left for the next.
@@ -27,8 +28,11 @@ pub type Io = dyn Fn() -> BoxFuture<'static, bool> + Send + Sync;
 struct Medium {
     next: u64,
     queue: VecDeque<Pending>,
+    /// Records of completed writes, and those that were reported as durable.
     written: Vec<u64>,
     flushed: Vec<u64>,
+    /// Those that were written before a flush that succeeded.
+    covered: Vec<u64>,
 }
 
 /// A log of empty records.
@@ -91,28 +95,26 @@ impl Model {
                     return result.is_ok();
                 }
                 Step::Write => self.write(WriteTurn::new(self.log.clone(), ticket)).await,
-                Step::Flush(groups) => {
-                    self.flush(FlushTurn::new(self.log.clone(), ticket), groups).await;
+                Step::Flush => {
+                    let _failed = self.flush(FlushTurn::new(self.log.clone(), ticket)).await;
                 }
             }
         }
     }
 
-    /// Takes the flush turn and flushes, as a caller that needs a flush for other purposes than a
-    /// commit.
+    /// Runs or shares a flush, as a caller that needs one for other purposes than a commit.
+    ///
+    /// # Panics
+    /// If it worked, and something is not flushed that was written before.
     pub async fn flush_independently(&self) {
-        let free = || {
-            let mut ctl = self.log.ctl.lock();
-            (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
+        let before = self.medium.lock().written.clone();
+        let wanted = self.log.next_flush();
+        let done = match self.log.flush_turn(wanted).await {
+            Turn::Done(result) => result,
+            Turn::Run => self.flush(FlushTurn::new(self.log.clone(), super::ANY)).await,
         };
-        self.log.wait_for(super::ANY, free).await;
-        let turn = FlushTurn::new(self.log.clone(), super::ANY);
-        let worked = (self.io)().await;
-        turn.end(|ctl| {
-            if !worked {
-                Log::fail_flush(ctl, failed());
-            }
-        });
+        let is_covered = |medium: &Medium| before.iter().all(|id| medium.covered.contains(id));
+        assert!(done.is_err() || is_covered(&self.medium.lock()), "L16: it began before");
     }
 
     async fn write(&self, mut turn: WriteTurn) {
@@ -162,8 +164,6 @@ impl Model {
         let group = turn.group.take().expect("put there above");
         {
             let mut medium = self.medium.lock();
-            let lost: Vec<u64> = tickets(&group).collect();
-            medium.written.retain(|ticket| !lost.contains(ticket));
             group.records.into_iter().rev().for_each(|record| medium.queue.push_front(record));
         }
         let mut ctl = self.log.ctl.lock();
@@ -171,23 +171,21 @@ impl Model {
         true
     }
 
-    async fn flush(&self, turn: FlushTurn, count: usize) {
+    async fn flush(&self, turn: FlushTurn) -> Result<()> {
         let covered = self.medium.lock().written.clone();
-        let worked = (self.io)().await;
-        turn.end(|ctl| self.flush_is_over(ctl, count, covered, worked));
-    }
-
-    fn flush_is_over(&self, ctl: &mut Ctl, count: usize, covered: Vec<u64>, worked: bool) {
-        if !worked {
-            return Log::fail_flush(ctl, failed());
-        }
-        if ctl.repair {
-            return;
-        }
-        self.medium.lock().flushed.extend(covered);
-        for group in ctl.groups.drain(..count) {
-            ctl.durable_ticket = tickets(&group).last().unwrap_or(0).max(ctl.durable_ticket);
-        }
+        let done = if (self.io)().await { Ok(()) } else { Err(failed()) };
+        turn.end(&done, |ctl, count| {
+            let mut medium = self.medium.lock();
+            for group in ctl.groups.drain(..count) {
+                assert!(tickets(&group).all(|ticket| covered.contains(&ticket)), "L2");
+                medium.flushed.extend(tickets(&group));
+                ctl.durable_ticket = tickets(&group).last().unwrap_or(0).max(ctl.durable_ticket);
+            }
+            if done.is_ok() {
+                medium.covered.extend(covered);
+            }
+        });
+        done
     }
 }
 
@@ -294,7 +292,7 @@ mod tests {
                 let (model, answers) = (&model, &answers);
                 Box::pin(async move {
                     for round in 0..rounds {
-                        if n == 0 && round == 1 {
+                        if n < 2 && round > 0 {
                             model.flush_independently().await;
                         }
                         let is_durable = model.synced().await;

@@ -274,6 +274,7 @@ mod tests {
             len: 512,
             sums: [].into(),
             flush_failures: 0,
+            flush: 1,
             is_flushed: false,
         };
         queue.push(Pending { runs: vec![run(512)], ..record(0) });

@@ -2,12 +2,12 @@
 //!
 //! Invariants: those of [`crate::log`]; these guards ensure log.L5, log.L7 and log.L9.
 //!
-//! Locks: `ctl`; below it that of a flush turn, a leaf lock.
+//! Lock: `ctl`.
 
 use crate::device::hold::Hold;
 use crate::log::{Ctl, Due, Group, LaidOut, Log};
+use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, Result};
 
 /// Shared by a write turn and its writes. `WriteTurn::end` ends the turn; if its task is dropped
@@ -97,45 +97,60 @@ impl Drop for WriteTurn {
 }
 
 /// The flush turn. If its task is dropped, the turn ends when the device has ended the flush
-/// (log.L7). A failed flush counts as failed then; after a successful one the next waiter flushes
-/// again.
+/// (log.L7). A failed flush counts as failed then. A successful one has no result, and the next
+/// waiter flushes again.
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
     mine: u64,
     over: bool,
-    flown: Arc<Mutex<Flown>>,
+    /// Number of groups that were written when it began (log.L2).
+    groups: usize,
 }
 
-/// State of the turn's flush at the device. Locked below `ctl`.
-enum Flown {
+/// State of the flush of a turn at the device.
+pub(crate) enum Flown {
     /// No flush was submitted, or it has succeeded.
     Ground,
-    Flying,
-    /// A flush is in flight, and its task was dropped.
-    Alone,
+    /// The flush of this number is in flight.
+    Flying(u64),
+    /// This flush is in flight, and its task was dropped.
+    Alone(u64),
     /// The flush has failed, and the task has not observed the error yet.
     Failed(Error),
 }
 
 impl FlushTurn {
-    /// The turn of a log whose `flushing` the caller has set, while it waits for the ticket `mine`.
+    /// The turn of a log in which the caller has taken it, while it waits for the ticket `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, mine, over: false, flown: Arc::new(Mutex::new(Flown::Ground)) }
+        let groups = {
+            let mut ctl = log.ctl.lock();
+            ctl.flown = Flown::Ground;
+            // A repair takes the groups back, and may be about to do so (log.L4).
+            if ctl.repair { 0 } else { ctl.groups.len() }
+        };
+        Self { log, mine, over: false, groups }
     }
 
     /// For a flush that is submitted; it is dropped when the flush has ended.
     pub fn flight(&self) -> Flight {
-        *self.flown.lock() = Flown::Flying;
+        let mut ctl = self.log.ctl.lock();
+        let number = ctl.flush_turns.last();
+        ctl.flown = Flown::Flying(number);
         let failed = Some(Error::new(ErrorKind::Shutdown, "flush", "the device went away"));
-        Flight { log: self.log.clone(), flown: self.flown.clone(), failed }
+        Flight { log: self.log.clone(), number, failed }
     }
 
-    /// Ends the turn.
-    pub fn end<T>(mut self, then: impl FnOnce(&mut Ctl) -> T) -> T {
+    /// Ends the turn; `then` gets the number of groups that a successful flush has covered.
+    pub fn end<T>(mut self, done: &Result<()>, then: impl FnOnce(&mut Ctl, usize) -> T) -> T {
         self.over = true;
         let mut ctl = self.log.ctl.lock();
-        ctl.flushing = false;
-        let result = then(&mut ctl);
+        if let Err(error) = done {
+            Log::fail_flush(&mut ctl, error.clone());
+        }
+        ctl.flush_turns.end(done);
+        let covered = if done.is_ok() && !ctl.repair { self.groups } else { 0 };
+        debug_assert!(covered <= ctl.groups.len(), "L2: no other task takes them away");
+        let result = then(&mut ctl, covered);
         let due = Due::of(&ctl);
         drop(ctl);
         due.wake(&self.log, self.mine);
@@ -149,20 +164,33 @@ impl Drop for FlushTurn {
             return;
         }
         let mut ctl = self.log.ctl.lock();
-        let flown = std::mem::replace(&mut *self.flown.lock(), Flown::Alone);
-        ctl.flushing = matches!(flown, Flown::Flying);
-        if let Flown::Failed(error) = flown {
-            Log::fail_flush(&mut ctl, error);
+        match std::mem::replace(&mut ctl.flown, Flown::Ground) {
+            Flown::Flying(number) => ctl.flown = Flown::Alone(number),
+            Flown::Failed(error) => ctl.abandoned_flush_ended(Some(error)),
+            Flown::Ground | Flown::Alone(_) => ctl.abandoned_flush_ended(None),
         }
         drop(ctl);
         self.log.wake_all();
     }
 }
 
+impl Ctl {
+    /// The flush of a dropped task has ended, or was not submitted.
+    fn abandoned_flush_ended(&mut self, failed: Option<Error>) {
+        match failed {
+            Some(error) => {
+                Log::fail_flush(self, error.clone());
+                self.flush_turns.end(&Err(error));
+            }
+            None => self.flush_turns.cancel(),
+        }
+    }
+}
+
 /// A flush in flight.
 pub(crate) struct Flight {
     log: Arc<Log>,
-    flown: Arc<Mutex<Flown>>,
+    number: u64,
     failed: Option<Error>,
 }
 
@@ -177,21 +205,17 @@ impl Drop for Flight {
     fn drop(&mut self) {
         // Of the turn and its flush, the one that is dropped last ends the turn.
         let mut ctl = self.log.ctl.lock();
-        let mut flown = self.flown.lock();
-        let is_alone = matches!(*flown, Flown::Alone);
-        *flown = match self.failed.take() {
-            Some(error) if is_alone => {
-                Log::fail_flush(&mut ctl, error);
-                Flown::Ground
+        match (&ctl.flown, self.failed.take()) {
+            (Flown::Flying(number), failed) if *number == self.number => {
+                ctl.flown = failed.map_or(Flown::Ground, Flown::Failed);
             }
-            Some(error) => Flown::Failed(error),
-            None => Flown::Ground,
-        };
-        drop(flown);
-        if is_alone {
-            ctl.flushing = false;
-            drop(ctl);
-            self.log.wake_all();
+            (Flown::Alone(number), failed) if *number == self.number => {
+                ctl.flown = Flown::Ground;
+                ctl.abandoned_flush_ended(failed);
+                drop(ctl);
+                self.log.wake_all();
+            }
+            _ => {}
         }
     }
 }

@@ -136,8 +136,8 @@ impl Resources {
         // memory.
         cut.iter().for_each(|(data_id, ino)| state.leave_out(*data_id, *ino));
         let geometry = &self.layout.geometry;
-        let mut renew =
-            |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
+        let since = (failures, self.log.next_flush());
+        let mut renew = |record: &mut Pending| renew(record, &written, since, &mut sizes, geometry);
         state.queue.rewrite(&mut renew)?;
         records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {
@@ -446,13 +446,14 @@ fn owners<'a>(
     Ok(owners)
 }
 
-/// Updates the checksums in a record whose runs were written again. `sizes`: data ids with blocks
+/// Updates a record whose runs were written again: its checksums, and for the runs how many flushes
+/// had failed before, and which flush covers them. `sizes`: data ids with blocks
 /// that were truncated or punched since the first write, and the size to which a later record
 /// truncates each. No record before that one may state a larger size.
 fn renew(
     record: &mut Pending,
     written: &BTreeMap<Place, Again>,
-    failures: u64,
+    (failures, flush): (u64, u64),
     sizes: &mut BTreeMap<u64, u64>,
     geometry: &Geometry,
 ) -> Result<()> {
@@ -460,6 +461,7 @@ fn renew(
     for run in &mut record.runs {
         let Some(Again { sums, .. }) = written.get(&run.at) else { continue };
         run.flush_failures = run.flush_failures.max(failures);
+        run.flush = flush;
         same &= run.sums == *sums;
         run.sums = sums.clone();
     }
@@ -586,7 +588,7 @@ mod tests {
         let mut both = record(&[Change::Truncate(size(4096)), Change::Grow(size(12_288))]);
         let (written, mut sizes) = (BTreeMap::new(), BTreeMap::from([(9, u64::MAX)]));
         for one in [&mut both, &mut older] {
-            renew(one, &written, 1, &mut sizes, &geometry).unwrap();
+            renew(one, &written, (1, 1), &mut sizes, &geometry).unwrap();
         }
         assert_eq!(sizes_in(&both), [4096, 12_288]);
         assert_eq!(sizes_in(&older), [4096], "no record before the cut says more");
