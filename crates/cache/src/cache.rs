@@ -59,6 +59,8 @@ pub struct PageCache {
     pub(crate) reclaim_turn: Mutex<()>,
     /// Frames of the folios on each age queue, by the number of the queue.
     pub(crate) queued: [AtomicI64; 3],
+    /// Young frames of all folios in the main queue.
+    pub(crate) young: AtomicI64,
     pub(crate) waits: Box<[WaitQueue]>,
     /// Tasks that wait for frames. The key is how many; 0 if a task waits for a folio descriptor.
     pub(crate) frame_wait: WaitQueue<usize>,
@@ -152,6 +154,7 @@ impl PageCache {
             age: Mutex::new(Age::new(slots, frames)),
             reclaim_turn: Mutex::new(()),
             queued: [const { AtomicI64::new(0) }; 3],
+            young: AtomicI64::new(0),
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
             frame_wait: WaitQueue::with_keys(),
             starved: AtomicU32::new(0),

@@ -2,39 +2,37 @@
 //! only, on the thread that needs them.
 //!
 //! ```text
-//!   new ──▶ small ──(touched again)──▶ main ──(touched again: once more round, cold blocks go)─┐
-//!             │                          ▲ │                                                  │
-//!             └─(not again)───▶ ghost    │ └─(not touched)─▶ gone            ◀────────────────┘
-//!                                └─ comes back to main
+//!   new ──▶ small ──(a block is active)──▶ main ──(touched: once more round)─┐
+//!             │                             ▲ │  ▲                            │
+//!             └─(none is)──────▶ ghost      │ │  └────────────────────────────┘
+//!                                └──────────┘ └─(not touched)─▶ gone
 //! ```
+//!
+//! A block becomes *active* when it is touched again. What is not active is young, also in a folio
+//! of the main queue: there a scan may fill the blocks between active ones. Young blocks go first,
+//! those of the small queue and those of the main queue, while they hold more than a tenth of the
+//! frames. Reclaim then *sifts* the main queue: active blocks do not age, so a scan costs them
+//! nothing. Only when young blocks hold less does the main queue age.
 
 mod frames;
+mod visits;
 
-use crate::ageing::queues::{MAIN, NONE, SMALL};
+use crate::ageing::queues::{MAIN, SMALL};
 use crate::cache::PageCache;
-use crate::folio::guard::{ABSENT_LACKS, FolioWrite};
+use crate::folio::guard::FolioWrite;
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
 use crate::stats::Counters;
 use crate::table::{Blocks, Slot, State, Table};
-use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::atomic::{AtomicI64, Ordering};
 use std::ops::Range;
+use visits::{Verdict, Visit};
 
 /// Frames that a batch aims at; less on a small cache.
 const BATCH: usize = 1024;
 
 /// Folios taken off the queues at a time.
 const ROUND: usize = 64;
-
-/// What becomes of a folio that reclaim visits.
-enum Verdict {
-    /// It is out of the index, and its descriptor is to be freed.
-    Evicted,
-    /// It stays, on this queue.
-    Stays(u32),
-    /// It stays in main, and may be evicted on its next visit.
-    Again,
-}
 
 /// What reclaim has freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,33 +61,29 @@ struct Gone {
 
 /// How far reclaim has visited the queues.
 struct Sweep {
-    /// Folios on the queues when it began.
-    all: usize,
-    /// Visits that remain. Each folio may be visited a few times (frequency is at most 3); after
-    /// that all are busy.
+    /// Visits that remain. Each folio may be visited four times: it is promoted, sifted, ages and
+    /// is evicted. After that all are busy.
     left: usize,
-    /// Folios visited in this round.
-    looked: usize,
-    /// A visit of this round changed something.
-    changed: bool,
+    /// Visits of each kind since one of that kind changed something.
+    unchanged: [usize; 3],
 }
 
 impl Sweep {
-    fn over(all: usize) -> Self {
-        Self { all, left: 4 * all, looked: 0, changed: false }
+    fn over(folios: usize) -> Self {
+        Self { left: 4 * folios, unchanged: [0; 3] }
     }
 
-    /// Counts `count` visited folios. False after a full round without a change: another round
-    /// would find the same, for example only dirty folios.
-    fn looked_at(&mut self, count: usize, changed: bool) -> bool {
+    /// Counts `count` visited folios.
+    fn visited(&mut self, visit: Visit, count: usize, changed: bool) {
         self.left -= count;
-        self.looked += count;
-        self.changed |= changed;
-        if self.looked < self.all {
-            return true;
-        }
-        self.looked = 0;
-        std::mem::replace(&mut self.changed, false)
+        let unchanged = &mut self.unchanged[visit as usize];
+        *unchanged = if changed { 0 } else { *unchanged + count };
+    }
+
+    /// Whether visits of this kind to a queue of `len` folios have changed nothing: further ones
+    /// would find the same, for example only dirty folios.
+    fn is_done(&self, visit: Visit, len: usize) -> bool {
+        self.unchanged[visit as usize] >= len
     }
 }
 
@@ -128,7 +122,7 @@ impl PageCache {
             Some(turn) => turn,
             None => {
                 let turn = self.reclaim_turn.lock();
-                if self.frames.lock().free() >= want && !self.free_slots.lock().is_empty() {
+                if self.frames.lock().free() >= want && self.has_slots() {
                     return want;
                 }
                 turn
@@ -146,7 +140,7 @@ impl PageCache {
     fn reclaim_timed(&self, want: usize) -> usize {
         let start = self.world.now();
         let batch = want.max(BATCH.min(self.sizes.frames() / 8));
-        let evicted = self.reclaim_batch(batch);
+        let evicted = self.reclaim_batch(want, batch);
         Counters::add(&self.counters.reclaim_nanos, self.world.now() - start);
         Counters::add(&self.counters.reclaim_runs, 1);
         evicted.total()
@@ -163,46 +157,72 @@ impl PageCache {
         }
     }
 
-    /// Frees about `batch` frames or folio descriptors, if it can.
-    fn reclaim_batch(&self, batch: usize) -> Evicted {
+    /// Frees about `batch` frames or folio descriptors, if it can. Once it has freed `want`, it
+    /// does not go on from young blocks to ageing the main queue.
+    fn reclaim_batch(&self, want: usize, batch: usize) -> Evicted {
         let mut evicted = Evicted::default();
         let mut sweep = {
             let age = self.age.lock();
-            Sweep::over(age.len(SMALL) + age.len(MAIN) + 1)
+            Sweep::over(age.len(SMALL) + age.len(MAIN))
         };
         let mut round = Vec::with_capacity(ROUND);
+        let mut was_young = false;
         while evicted.frames < batch && evicted.slots < batch && sweep.left > 0 {
-            self.pop_round(&mut round, sweep.left.min(ROUND));
+            let Some(visit) = self.next_visit(&sweep) else { break };
+            if visit == Visit::Age && was_young && evicted.frames >= want && self.has_slots() {
+                break;
+            }
+            was_young |= visit != Visit::Age;
+            self.pop_round(&mut round, visit.queue(), sweep.left.min(ROUND));
             if round.is_empty() {
                 break;
             }
             let looked = round.len();
-            let (more, again) = self.reclaim_round(&mut round);
+            let (more, again) = self.reclaim_round(&mut round, visit);
             evicted.add(more);
-            if !sweep.looked_at(looked, again || more.total() > 0) {
-                break;
-            }
+            sweep.visited(visit, looked, again || more.total() > 0);
         }
         evicted
     }
 
-    /// Takes the next candidates off the queues: the age lock is held for that only.
-    fn pop_round(&self, round: &mut Vec<Slot>, count: usize) {
+    /// Takes the next candidates off a queue: the age lock is held for that only.
+    fn pop_round(&self, round: &mut Vec<Slot>, queue: u32, count: usize) {
         let mut age = self.age.lock();
-        while round.len() < count {
-            let small_frames = self.queued[SMALL as usize].load(Ordering::Relaxed);
-            let small_first = small_frames > self.small_target() as i64
-                || age.len(SMALL) > self.sizes.slots() / 8
-                || age.len(MAIN) == 0;
-            let queue = if small_first && age.len(SMALL) > 0 { SMALL } else { MAIN };
-            let Some(slot) = age.pop(queue).or_else(|| age.pop(SMALL)) else { return };
-            round.push(slot);
+        round.extend((0..count).map_while(|_| age.pop(queue)));
+    }
+
+    fn has_slots(&self) -> bool {
+        !self.free_slots.lock().is_empty()
+    }
+
+    /// The visit that frees what is to be evicted next; none if all folios are busy.
+    fn next_visit(&self, sweep: &Sweep) -> Option<Visit> {
+        let (small_len, main_len) = {
+            let age = self.age.lock();
+            (age.len(SMALL), age.len(MAIN))
+        };
+        let frames = |of: &AtomicI64| of.load(Ordering::Relaxed).max(0);
+        // Young blocks that are all dirty or in flight do not keep the main queue from ageing.
+        let has_small = !sweep.is_done(Visit::Small, small_len);
+        let small = if has_small { frames(&self.queued[SMALL as usize]) } else { 0 };
+        // Sifting frees hardly any descriptors.
+        let sifts = self.has_slots() && !sweep.is_done(Visit::Sift, main_len);
+        let young = if sifts { frames(&self.young) } else { 0 };
+        let is_over = small + young > self.small_target() as i64;
+        let is_crowded = small_len > self.sizes.slots() / 8 || main_len == 0;
+        if has_small && (is_crowded || is_over && small >= young) {
+            return Some(Visit::Small);
         }
+        let visit = if is_over && young > small { Visit::Sift } else { Visit::Age };
+        if !sweep.is_done(visit, main_len) {
+            return Some(visit);
+        }
+        has_small.then_some(Visit::Small)
     }
 
     /// Visits each candidate and queues or evicts it; returns what was freed, and whether another
     /// visit may free more.
-    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (Evicted, bool) {
+    fn reclaim_round(&self, round: &mut Vec<Slot>, visit: Visit) -> (Evicted, bool) {
         let mut again = false;
         let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
         let mut gone: Vec<Gone> = Vec::new();
@@ -217,13 +237,12 @@ impl PageCache {
             // No ghost for a folio that only uncached requests and readahead touched.
             let touched = self.table.any_at_all(slot, State::Referenced);
             let remembered = self.table.queue(slot) == SMALL && touched;
-            let verdict = self.age_one(slot, &mut freed);
+            let verdict = self.visit(slot, visit, &mut freed);
             self.table.unlock(slot);
             match verdict {
-                Verdict::Stays(queue) => stays.push((queue, slot)),
-                Verdict::Again => {
-                    again = true;
-                    stays.push((MAIN, slot));
+                Verdict::Stays(queue, changed) => {
+                    again |= changed;
+                    stays.push((queue, slot));
                 }
                 Verdict::Evicted => {
                     let ghost = remembered.then_some((id, index, (freed.len() - had) as u32));
@@ -247,45 +266,6 @@ impl PageCache {
     pub(crate) fn give_slots(&self, slots: impl Iterator<Item = Slot>) {
         let mut free = self.free_slots.lock();
         slots.for_each(|slot| free.push(slot));
-    }
-
-    /// Ages one folio, whose lock is held: frees its cold blocks, and removes it from the index if
-    /// it has no block then.
-    fn age_one(&self, slot: Slot, freed: &mut Vec<Frame>) -> Verdict {
-        let (table, queue, freq) = (&self.table, self.table.queue(slot), self.table.freq(slot));
-        if freq > 0 {
-            self.free_idle(slot, freed, |t, s, g| t.bits(s, State::Referenced, g));
-            for g in 0..table.layout().groups {
-                table.clear_bits(slot, State::Referenced, g, u64::MAX);
-            }
-            table.set_freq(slot, if queue == SMALL { 0 } else { freq - 1 });
-            if queue == SMALL {
-                Counters::add(&self.counters.promoted, 1);
-                self.requeue(slot, MAIN);
-            }
-            return Verdict::Again;
-        }
-        self.free_idle(slot, freed, |_, _, _| 0);
-        let busy = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
-        if busy.iter().any(|&s| table.any_at_all(slot, s)) {
-            return Verdict::Stays(queue);
-        }
-        self.bury(slot);
-        Verdict::Evicted
-    }
-
-    /// Takes a folio without blocks, whose lock is held, out of the index.
-    fn bury(&self, slot: Slot) {
-        let table = &self.table;
-        self.owners.unlink(table, table.key(slot).0, slot);
-        self.index.remove(table, slot);
-        for g in 0..table.layout().groups {
-            table.clear_bits(slot, State::Referenced, g, u64::MAX);
-            table.clear_bits(slot, State::Uncached, g, u64::MAX);
-            table.clear_bits(slot, State::HeldAbove, g, u64::MAX);
-        }
-        table.set_freq(slot, 0);
-        table.set_queue(slot, NONE);
     }
 
     /// Takes every folio off the queues once and puts back the slot that `f` returns for it, so
@@ -330,74 +310,13 @@ impl PageCache {
         self.give_slots(gone.into_iter());
     }
 
-    fn requeue(&self, slot: Slot, queue: u32) {
-        let frames = self.table.layout().frames;
-        let held = (0..frames).filter(|&f| self.table.frame(slot, f).is_some()).count() as i64;
-        self.queued[self.table.queue(slot) as usize].fetch_sub(held, Ordering::Relaxed);
-        self.queued[queue as usize].fetch_add(held, Ordering::Relaxed);
-        self.table.set_queue(slot, queue);
-    }
-
-    /// Frees the clean idle blocks (table.F4), except those that `keep` names and those in pinned
-    /// frames: evicting these would free no memory.
-    fn free_idle(
-        &self,
-        slot: Slot,
-        freed: &mut Vec<Frame>,
-        keep: impl Fn(&Table, Slot, usize) -> u64,
-    ) {
-        let table = &self.table;
-        let mut evicted = 0;
-        let mut left = 0;
-        for g in 0..table.layout().groups {
-            let held = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
-            let kept = keep(table, slot, g) | self.pinned_blocks(slot, g);
-            let held = held.iter().fold(kept, |w, &s| w | table.bits(slot, s, g));
-            let gone = table.bits(slot, State::Uptodate, g) & !held;
-            evicted += gone.count_ones();
-            for state in ABSENT_LACKS {
-                table.clear_bits(slot, state, g, gone);
-            }
-            left |= table.bits(slot, State::Uptodate, g) | table.bits(slot, State::Reading, g);
-        }
-        if evicted == 0 && left != 0 {
-            return;
-        }
-        Counters::add(&self.counters.evicted_blocks, u64::from(evicted));
-        self.strip_idle(slot, left != 0, freed);
-    }
-
-    /// Takes the frames away that no block needs.
-    fn strip_idle(&self, slot: Slot, some_left: bool, freed: &mut Vec<Frame>) {
-        let (table, layout) = (&self.table, self.table.layout());
-        let queue = table.queue(slot) as usize;
-        let blocks_per_frame = table.blocks_per_frame(slot);
-        for at in 0..layout.frames {
-            if table.frame(slot, at).is_none() {
-                continue;
-            }
-            let start = at as u32 * blocks_per_frame;
-            let run = Blocks { start, end: start + blocks_per_frame };
-            let used = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
-            if some_left && used.iter().any(|&s| table.any(slot, s, run)) {
-                continue;
-            }
-            let frame = table.replace_frame(slot, at, None).expect("looked at it");
-            if self.words.leave(frame) {
-                self.disown(frame, table.key(slot).0);
-                freed.push(frame);
-            }
-            self.queued[queue].fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// Evicts every clean block that is not in use; returns the bytes freed.
     pub fn drop_clean(&self) -> u64 {
         let mut total = 0;
         let _turn = self.reclaim_turn.lock();
         loop {
-            // Each visit lowers a folio's frequency.
-            let evicted = self.reclaim_batch(self.sizes.frames());
+            // A visit may only age a folio.
+            let evicted = self.reclaim_batch(self.sizes.frames(), self.sizes.frames());
             total += evicted.frames as u64;
             if evicted.total() == 0 {
                 return total * crate::FRAME_SIZE as u64;
@@ -470,27 +389,5 @@ mod tests {
         assert_eq!(pass(), first);
         cache.drop_empty();
         assert_eq!(pass(), [0; 0], "nothing was ever in them");
-    }
-
-    /// In the main queue each touch lasts for one visit of reclaim, so a folio touched repeatedly
-    /// outlives one touched once. A folio that moves there from the small queue loses its touches:
-    /// it must be touched again.
-    #[test]
-    fn main_queue_visit_costs_one_touch() {
-        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
-        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
-        let mapping = cache.new_mapping(4096, 16 << 20);
-        drop(cache.lock_or_make(&mapping, 0, false).unwrap());
-        let folio = cache.lock_folio(&mapping, 0).unwrap();
-        let (table, slot) = (&cache.table, folio.slot);
-        let look = || {
-            assert!(matches!(cache.age_one(slot, &mut Vec::new()), super::Verdict::Again));
-            (table.queue(slot), table.freq(slot))
-        };
-        assert_eq!(table.queue(slot), super::SMALL);
-        table.set_freq(slot, 3);
-        assert_eq!(look(), (super::MAIN, 0));
-        table.set_freq(slot, 3);
-        assert_eq!([look(), look(), look()], [2, 1, 0].map(|freq| (super::MAIN, freq)));
     }
 }

@@ -16,7 +16,7 @@ use crate::table::{STATES, Slot};
 pub struct Bytes {
     /// In the cache and valid.
     pub resident: u64,
-    /// Of these: marked referenced, in a folio that was touched again or is on the main queue.
+    /// Of these: touched again since they were loaded.
     pub hot: u64,
     /// Newer than the device.
     pub dirty: u64,
@@ -97,20 +97,16 @@ impl PageCache {
         if file == 0 {
             return None;
         }
-        // As reclaim sees it: referenced a second time, or on the main queue.
-        let warm =
-            self.table.freq(slot) > 0 || self.table.queue(slot) == crate::ageing::queues::MAIN;
         let block = crate::FRAME_SIZE as u64 / u64::from(self.table.blocks_per_frame(slot));
         let mut bytes = Bytes::default();
         for group in 0..self.table.layout().groups {
-            let [up, referenced, dirty, writing, reading, unflushed, uncached, _] =
+            let [up, _, dirty, writing, reading, unflushed, uncached, active, _] =
                 STATES.map(|state| self.table.bits(slot, state, group));
             let size = |bits: u64| u64::from(bits.count_ones()) * block;
-            let hot = if warm { size(up & referenced) } else { 0 };
             bytes.add(
                 &Bytes {
                     resident: size(up),
-                    hot,
+                    hot: size(up & active),
                     dirty: size(dirty),
                     writing: size(writing),
                     reading: size(reading),

@@ -21,8 +21,8 @@
 //! Invariants (`check_block` asserts F1 and F2): F1 reading excludes uptodate, dirty and writing.
 //! F2 dirty or writing implies uptodate. F3 reading, uptodate or writing implies a frame. F4 a slot
 //! with dirty, writing, reading or unflushed blocks is not evicted. F5 states other than
-//! *referenced* change only under the folio lock. F6 bytes are copied in under the lock, and out
-//! under it or between two equal versions.
+//! *referenced* and *active* change only under the folio lock. F6 bytes are copied in under the
+//! lock, and out under it or between two equal versions.
 //!
 //! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
 //! copies and state changes, never across a wait.
@@ -33,6 +33,7 @@
 
 mod head;
 pub mod index;
+mod owner_word;
 pub mod owners;
 pub(crate) mod slots;
 
@@ -55,8 +56,8 @@ pub type Slot = u32;
 pub enum State {
     /// Memory is at least as new as the device.
     Uptodate = 0,
-    /// Touched since the last visit of reclaim. Of an uncached block that is being read: not needed
-    /// any more, so its fill drops it.
+    /// Touched since it was filled, or since it aged in the main queue. Of an uncached block that
+    /// is being read: not needed any more, so its fill drops it.
     Referenced = 1,
     /// Memory is newer than the device.
     Dirty = 2,
@@ -68,13 +69,19 @@ pub enum State {
     Unflushed = 5,
     /// Brought in by an uncached request: dropped when clean and consumed.
     Uncached = 6,
+    /// Touched when it was *referenced* already: only the main queue evicts it.
+    Active = 7,
     /// Written by a caller that keeps the bytes in a cache of its own: dropped once clean and
     /// flushed.
-    HeldAbove = 7,
+    HeldAbove = 8,
 }
 
+/// The states before this one are read by hits, or could be: their words of the first group lie
+/// before the frame map. The words of the others lie behind everything else.
+const NEAR: usize = State::HeldAbove as usize;
+
 /// All states, in order.
-pub const STATES: [State; 8] = [
+pub const STATES: [State; 9] = [
     State::Uptodate,
     State::Referenced,
     State::Dirty,
@@ -82,6 +89,7 @@ pub const STATES: [State; 8] = [
     State::Reading,
     State::Unflushed,
     State::Uncached,
+    State::Active,
     State::HeldAbove,
 ];
 
@@ -99,7 +107,7 @@ pub struct Layout {
 }
 
 const LOCK: usize = 0;
-/// Mapping id (low 32 bits), frequency and queue (high 32 bits).
+/// Mapping id (low 32 bits), queue and the like (high 32 bits; see `owner_word`).
 const OWNER: usize = 1;
 const INDEX: usize = 2;
 /// Next slot in the index chain.
@@ -112,14 +120,6 @@ const HELD: u64 = 1;
 /// Lock word: held while the slot's memory is given back. The version never reaches it.
 const RETIRED: u64 = 1 << 63;
 
-const FREQ_SHIFT: u32 = 32;
-const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
-const QUEUE_SHIFT: u32 = 34;
-const QUEUE_MASK: u64 = 3 << QUEUE_SHIFT;
-/// Logarithm of the blocks per frame of the mapping, 0..=3.
-const GEOMETRY_SHIFT: u32 = 36;
-const GEOMETRY_MASK: u64 = 3 << GEOMETRY_SHIFT;
-
 impl Layout {
     /// The layout for a folio size in bytes.
     pub fn new(folio_size: u32) -> Self {
@@ -131,17 +131,22 @@ impl Layout {
         Self { folio_size, frames, groups, stride: words.next_multiple_of(LINE) }
     }
 
-    /// The frame map comes right after the first group of states, so that a hit in a folio of up to
-    /// 64 blocks reads two neighbouring cache lines.
+    /// The frame map comes right after the near states of the first group, so that a hit in a folio
+    /// of up to 64 blocks reads two neighbouring cache lines.
     #[inline]
     fn map_word(&self, frame: usize) -> usize {
-        BITS + STATES.len() + frame / 2
+        BITS + NEAR + frame / 2
     }
 
     #[inline]
     fn state_word(&self, state: State, group: usize) -> usize {
-        let skip = if group == 0 { 0 } else { self.frames.div_ceil(2) };
-        BITS + skip + group * STATES.len() + state as usize
+        let map = self.frames.div_ceil(2);
+        if state as usize >= NEAR {
+            let far = STATES.len() - NEAR;
+            return BITS + map + self.groups * NEAR + group * far + (state as usize - NEAR);
+        }
+        let skip = if group == 0 { 0 } else { map };
+        BITS + skip + group * NEAR + state as usize
     }
 }
 
@@ -393,17 +398,20 @@ impl Table {
 
     fn check_held(&self, slot: Slot, state: State) {
         debug_assert!(
-            state == State::Referenced || self.is_locked(slot),
+            matches!(state, State::Referenced | State::Active) || self.is_locked(slot),
             "F5: {state:?} of slot {slot}, not locked"
         );
     }
 
-    /// Sets *referenced* bits without the lock. A holder of the lock that changes the word
-    /// concurrently may overwrite such a bit, which is harmless.
+    /// Sets *referenced* or *active* bits without the lock. A holder of the lock that changes the
+    /// word concurrently may overwrite such a bit, which is harmless.
     #[inline]
-    pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
-        let word = self.word(slot, self.layout.state_word(State::Referenced, group));
-        word.fetch_or(mask, Ordering::Relaxed);
+    pub fn set_age(&self, slot: Slot, state: State, group: usize, mask: u64) {
+        debug_assert!(matches!(state, State::Referenced | State::Active), "F5: {state:?}");
+        let word = self.word(slot, self.layout.state_word(state, group));
+        if word.load(Ordering::Relaxed) & mask != mask {
+            word.fetch_or(mask, Ordering::Relaxed);
+        }
     }
 
     /// Clears bits; returns those that were set. Lock held.
@@ -458,50 +466,6 @@ impl Table {
         ((old >> shift) as u32).checked_sub(1)
     }
 
-    /// Frequency (0..=3) of the folio.
-    #[inline]
-    pub fn freq(&self, slot: Slot) -> u32 {
-        ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
-    }
-
-    /// Sets the frequency.
-    pub fn set_freq(&self, slot: Slot, freq: u32) {
-        self.update_owner(slot, FREQ_MASK, u64::from(freq) << FREQ_SHIFT);
-    }
-
-    /// Age queue that the folio is on (see [`crate::ageing::queues`]); 0 is none.
-    pub fn queue(&self, slot: Slot) -> u32 {
-        ((self.word(slot, OWNER).load(Ordering::Relaxed) & QUEUE_MASK) >> QUEUE_SHIFT) as u32
-    }
-
-    /// Sets the age queue.
-    pub fn set_queue(&self, slot: Slot, queue: u32) {
-        self.update_owner(slot, QUEUE_MASK, u64::from(queue) << QUEUE_SHIFT);
-    }
-
-    /// Blocks of a frame in the mapping that the slot belongs to.
-    pub fn blocks_per_frame(&self, slot: Slot) -> u32 {
-        1 << ((self.word(slot, OWNER).load(Ordering::Relaxed) & GEOMETRY_MASK) >> GEOMETRY_SHIFT)
-    }
-
-    /// Sets the blocks of a frame: 1, 2, 4 or 8.
-    pub fn set_blocks_per_frame(&self, slot: Slot, blocks: u32) {
-        let log = u64::from(blocks.trailing_zeros());
-        self.update_owner(slot, GEOMETRY_MASK, log << GEOMETRY_SHIFT);
-    }
-
-    fn update_owner(&self, slot: Slot, mask: u64, value: u64) {
-        let word = self.word(slot, OWNER);
-        let mut old = word.load(Ordering::Relaxed);
-        loop {
-            let new = old & !mask | value;
-            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => old = now,
-            }
-        }
-    }
-
     /// Asserts F1 and F2 for a group of blocks. Lock held.
     pub fn check_block(&self, slot: Slot, group: usize) {
         let [up, _, dirty, writing, reading, ..] = STATES.map(|s| self.bits(slot, s, group));
@@ -533,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_and_freq() {
+    fn frames_and_owner_word() {
         let table = Table::new(Layout::new(65536), 4).unwrap();
         table.set_key(2, 9, 77);
         assert_eq!(table.replace_frame(2, 3, Some(0)), None);
@@ -543,13 +507,14 @@ mod tests {
             (Some(0), Some(41), None)
         );
         assert_eq!(table.replace_frame(2, 3, None), Some(0));
-        for want in [1, 2, 3, 3] {
-            table.head(2).raise_freq();
-            assert_eq!(table.freq(2), want);
-        }
+        table.head(2).activate(6);
+        table.head(2).activate(3);
+        assert_eq!(table.bits(2, State::Active, 0), 7);
         table.set_queue(2, 2);
-        table.set_freq(2, 1);
-        assert_eq!((table.freq(2), table.queue(2), table.key(2)), (1, 2, (9, 77)));
+        table.set_young(2, 512);
+        table.set_recalled(2, true);
+        assert_eq!((table.young(2), table.queue(2), table.key(2)), (512, 2, (9, 77)));
+        assert!(table.is_recalled(2) && table.blocks_per_frame(2) == 1);
     }
 
     #[test]

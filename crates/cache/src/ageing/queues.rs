@@ -1,11 +1,14 @@
 //! Ageing: which folio is evicted first. S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak 2023): a small
 //! queue that new folios enter, a main queue for those touched again, and ghosts of folios evicted
-//! from the small queue lately. Queues are of folios but sized in frames.
+//! from the small queue lately. Queues are of folios but sized in frames. Age is kept by block: a
+//! block is *active* once it was touched again, and young before. A folio is in the main queue for
+//! its active blocks; young blocks that it receives there count as part of the small queue.
 //!
 //! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or held by
 //! the thread that made it or that reclaims. Only the reclaiming thread removes it from the index,
 //! so a queue never holds a slot twice. A folio whose last block was dropped stays queued, empty,
-//! until reclaim visits it.
+//! until reclaim visits it. Q2 the cache's count of young frames is the sum of those of the folios
+//! in the main queue.
 
 use crate::table::Slot;
 use crate::table::slots::SlotQueue;

@@ -14,6 +14,7 @@ use crate::ageing::queues::{MAIN, SMALL};
 use crate::cache::PageCache;
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::table::{Blocks, Slot, State};
+use forebay_base::sync::atomic::Ordering;
 use std::collections::HashSet;
 
 /// Frames given back at a time.
@@ -58,6 +59,7 @@ impl PageCache {
     pub fn check_books(&self) {
         let (ever, limit) = (self.free_slots.lock().fresh(), self.sizes.frames());
         let (mut owned, mut folios, mut queued) = (HashSet::new(), 0, [0usize; 3]);
+        let mut young = 0;
         for slot in 1..ever as Slot {
             if self.table.key(slot).0 == 0 {
                 assert!(self.frames_above(slot, 0).next().is_none(), "a free slot has frames (A1)");
@@ -65,6 +67,7 @@ impl PageCache {
             }
             folios += 1;
             queued[self.table.queue(slot) as usize] += 1;
+            young += i64::from(self.table.young(slot));
             assert!(slot as usize <= self.sizes.slots(), "slot {slot} is above the limit (B2)");
             for (_, frame) in self.frames_above(slot, 0) {
                 assert!((frame as usize) < limit, "frame {frame} is above the limit (A3)");
@@ -72,13 +75,15 @@ impl PageCache {
                 assert!(owned.insert(frame), "frame {frame} has two owners (A1)");
             }
         }
-        let all = 0..self.frames.lock().touched() as Frame;
+        // The last chunk of the allocator may be longer than the arena.
+        let all = 0..self.frames.lock().touched().min(self.sizes.max.frames) as Frame;
         owned.extend(all.filter(|&frame| self.words.is_orphan(frame)));
         assert_eq!(self.frames.lock().used(), owned.len(), "a frame has no owner (A1)");
         assert_eq!(self.free_slots.lock().used(), folios, "a slot has no owner (B1)");
         let age = self.age.lock();
         assert_eq!([queued[1], queued[2]], [age.len(SMALL), age.len(MAIN)], "queues (Q1)");
         assert_eq!(queued[0], 0, "a folio is on no queue (Q1)");
+        assert_eq!(self.young.load(Ordering::Relaxed), young, "young frames (Q2)");
     }
 
     /// Moves the bytes of idle frames at or above `limit` to frames below (G1), except those of

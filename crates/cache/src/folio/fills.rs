@@ -81,6 +81,7 @@ impl FolioWrite<'_> {
             } else {
                 self.cache.table.clear_bits(self.slot, State::Uncached, g, mask);
                 self.cache.table.clear_bits(self.slot, State::Referenced, g, mask);
+                self.cache.table.clear_bits(self.slot, State::Active, g, mask);
             }
             self.cache.table.check_block(self.slot, g);
         }

@@ -3,6 +3,7 @@
 
 pub use super::pool::FramePool;
 use super::read::{copy_out, touch};
+use crate::ageing::queues::MAIN;
 use crate::cache::PageCache;
 use crate::dirty::limits::UNCACHED_AGE;
 use crate::folio::batch::Freed;
@@ -15,8 +16,8 @@ use std::cell::Cell;
 use std::ops::Range;
 
 /// The states that a block loses when it is dropped.
-pub(crate) const ABSENT_LACKS: [State; 4] =
-    [State::Uptodate, State::Referenced, State::Uncached, State::HeldAbove];
+pub(crate) const ABSENT_LACKS: [State; 5] =
+    [State::Uptodate, State::Referenced, State::Active, State::Uncached, State::HeldAbove];
 
 /// What becomes of blocks that a write has made dirty, once they are clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,8 +242,11 @@ impl FolioWrite<'_> {
     }
 
     pub(crate) fn count_frames(&self, change: i64) {
-        let queue = self.cache.table.queue(self.slot) as usize;
-        self.cache.queued[queue].fetch_add(change, Ordering::Relaxed);
+        let queue = self.cache.table.queue(self.slot);
+        self.cache.queued[queue as usize].fetch_add(change, Ordering::Relaxed);
+        if queue == MAIN {
+            self.cache.count_young(self.slot, change);
+        }
     }
 
     pub(crate) fn frame_at(&self, block: u32) -> Frame {

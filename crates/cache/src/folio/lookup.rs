@@ -2,7 +2,7 @@
 
 use super::guard::FolioWrite;
 use super::read::FolioRead;
-use crate::ageing::queues::SMALL;
+use crate::ageing::queues::{MAIN, SMALL};
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
 use crate::memory::arena::FRAME_SIZE;
@@ -147,6 +147,7 @@ impl PageCache {
             self.owners.link(&self.table, mapping.id, slot);
             mapping.note_slot(index, slot);
             self.table.set_queue(slot, queue);
+            self.table.set_recalled(slot, queue == MAIN);
             self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());
             self.table.unlock(slot);
             // Queued while it is unlocked: the holder of a folio lock takes no age lock.

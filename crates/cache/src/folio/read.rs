@@ -74,10 +74,10 @@ impl<'a> FolioRead<'a> {
         self.head.unchanged_since(self.version)
     }
 
-    /// Ages: marks the blocks referenced; raises the folio's frequency if any was referenced
-    /// already, unless `same` says that this continues the previous touch (a reader that takes a
-    /// block in small pieces touches it once). If the slot has gone to another folio since, that
-    /// folio is touched: no harm.
+    /// Ages: marks the blocks referenced, and those active that were referenced already, unless
+    /// `same` says that this continues the previous touch (a reader that takes a block in small
+    /// pieces touches it once). If the slot has gone to another folio since, that folio is touched:
+    /// no harm.
     #[inline]
     pub fn touch(&self, blocks: Blocks, same: bool) {
         let Some(mask) = blocks.first_mask() else {
@@ -87,8 +87,8 @@ impl<'a> FolioRead<'a> {
         if seen & mask != mask {
             self.head.set_referenced(mask);
         }
-        if seen & mask != 0 && !same {
-            self.head.raise_freq();
+        if !same {
+            self.head.activate(seen & mask);
         }
     }
 }
@@ -108,16 +108,12 @@ fn touch_groups(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
 /// Ages blocks, for readers with the folio lock and without.
 #[inline]
 pub(super) fn touch(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
-    let mut again = false;
     for (g, mask) in blocks.masks() {
         let seen = table.bits(slot, State::Referenced, g);
-        again |= seen & mask != 0;
-        if seen & mask != mask {
-            table.set_referenced(slot, g, mask);
+        table.set_age(slot, State::Referenced, g, mask);
+        if !same {
+            table.set_age(slot, State::Active, g, seen & mask);
         }
-    }
-    if again && !same {
-        table.head(slot).raise_freq();
     }
 }
 

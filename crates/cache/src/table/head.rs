@@ -3,12 +3,12 @@
 //!
 //! Invariants and lock rules are those of [`crate::table`].
 
-use super::{BITS, FREQ_MASK, FREQ_SHIFT, HELD, INDEX, LOCK, NEXT, OWNER, STATES, Slot, State};
+use super::{BITS, HELD, INDEX, LOCK, NEAR, NEXT, OWNER, Slot, State};
 use crate::memory::arena::Frame;
 use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Number of these words.
-const WORDS: usize = BITS + STATES.len();
+const WORDS: usize = BITS + NEAR;
 
 /// The first words of a slot, and the words of the table behind them.
 #[derive(Clone, Copy)]
@@ -64,27 +64,24 @@ impl<'a> Head<'a> {
         self.words[LOCK].load(Ordering::Relaxed) == version
     }
 
-    /// The state bits of the first 64 blocks.
+    /// The bits of a near state of the first 64 blocks.
     #[inline]
     pub fn bits(self, state: State) -> u64 {
         self.words[BITS + state as usize].load(Ordering::Relaxed)
     }
 
-    /// Sets *referenced* bits of the first 64 blocks, as [`super::Table::set_referenced`] does.
+    /// Sets *referenced* bits of the first 64 blocks, as [`super::Table::set_age`] does.
     #[inline]
     pub fn set_referenced(self, mask: u64) {
         self.words[BITS + State::Referenced as usize].fetch_or(mask, Ordering::Relaxed);
     }
 
-    /// Raises the frequency by one, up to 3. A race with another raise may lose one of the two,
-    /// which does not matter.
+    /// Sets *active* bits of the first 64 blocks, those that are not set.
     #[inline]
-    pub fn raise_freq(self) {
-        let old = self.words[OWNER].load(Ordering::Relaxed);
-        if old & FREQ_MASK != FREQ_MASK {
-            let new = old + (1 << FREQ_SHIFT);
-            let _ =
-                self.words[OWNER].compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+    pub fn activate(self, mask: u64) {
+        let word = &self.words[BITS + State::Active as usize];
+        if word.load(Ordering::Relaxed) & mask != mask {
+            word.fetch_or(mask, Ordering::Relaxed);
         }
     }
 }

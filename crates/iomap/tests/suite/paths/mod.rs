@@ -24,6 +24,7 @@ mod pins_real;
 mod published;
 mod reads;
 mod room;
+mod scans;
 mod stable;
 mod strategies;
 mod sync;
