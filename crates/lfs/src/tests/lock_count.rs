@@ -169,7 +169,7 @@ fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
         assert!(second.mtime > first.mtime && second.ctime == second.mtime, "S20: stat shows them");
         let state = || fixture.volume.0.state.lock();
         let recorded = |time: &dyn Fn(&crate::format::inode::Inode) -> i64| {
-            time(&state().nodes.get(file.ino().0).unwrap().recorded)
+            time(&state().names().node(file.ino().0).unwrap().recorded)
         };
         assert!(recorded(&|inode| inode.mtime.seconds) < second.mtime.sec, "S14: not yet");
         file.sync(false).await.unwrap();
@@ -297,6 +297,6 @@ fn lock_count_of_removals_by_a_mount_is_one() {
         }
         let same = (root, name("full"));
         assert!(volume.rename_keeping(same, same, none, &|_| true).await.unwrap().is_none());
-        assert_eq!(volume.0.state.lock().nodes.get(full.0).unwrap().opens, 0);
+        assert_eq!(volume.0.state.lock().names().node(full.0).unwrap().opens, 0);
     });
 }

@@ -319,7 +319,7 @@ impl Tree {
                 _ => {}
             }
         }
-        tree.orphans.clone_from(&volume.0.state.lock().orphans);
+        tree.orphans.clone_from(volume.0.state.lock().names().orphans());
         Ok(tree)
     }
 }
