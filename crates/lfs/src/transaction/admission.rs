@@ -5,7 +5,7 @@
 
 use crate::format::place::Place;
 use crate::format::usage::USAGE_BYTES;
-use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
+use crate::space::admission::{ADVANCE_BYTES, BLOCK_TREE_BYTES, Growth};
 use crate::space::ledger::{Balance, Kept};
 use crate::space::{Ask, Grant, Need, OtherNeeds};
 use crate::transaction::state::State;
@@ -179,8 +179,16 @@ impl State {
     }
 
     /// Accepts `new` more bytes of content, which are arriving from now on, or returns `NoSpace`.
-    /// `over`: whether the file has stored blocks there, so that this is an overwrite.
+    /// `over`: whether the file has stored blocks there, so that this is an overwrite. If there is
+    /// space, it also grants bytes in advance, which later writes draw without the lock
+    /// (admission.P27).
     pub fn admit(&self, new: u64, need: Need, over: impl FnOnce(&Self) -> bool) -> Result<()> {
+        if self.has_room(new + ADVANCE_BYTES, Need::New) {
+            let accepted = self.space.ledger().accepted();
+            accepted.admit(new);
+            accepted.grant_advance(ADVANCE_BYTES);
+            return Ok(());
+        }
         if !(self.has_room(new, need) || over(self) && self.has_room(new, Need::Overwrite)) {
             let text = format!("{new} bytes in addition to {} dirty ones", self.accepted_bytes(0));
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
