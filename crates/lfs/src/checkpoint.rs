@@ -48,13 +48,11 @@ use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
 use crate::log::{ANY, Head};
 use crate::map::overlay::{Overlay, Where};
 use crate::names::items::Items;
-use crate::space::admission::Growth;
 use crate::space::nodes::NodeOwner;
 use crate::space::segment::{Deltas, Plan};
 use crate::space::usage_table::write_usage;
-use crate::transaction::frozen::Frozen;
 use crate::transaction::resources::Resources;
-use crate::transaction::state::State;
+use crate::transaction::tree_state::{MergedTree, ToMerge, Written};
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -166,52 +164,6 @@ impl Checkpoints {
     }
 }
 
-impl State {
-    /// Freezes the changes.
-    fn freeze(&mut self, ticket: u64) {
-        let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
-        let items = Arc::new(std::mem::take(&mut self.items));
-        self.map.freeze(self.counters.next_data_id());
-        let State { room, space, .. } = self;
-        room.leave_pool(space);
-        space.freeze(&|segment| room.left_of(segment));
-        self.frozen = Some(Frozen {
-            items,
-            in_flight: self.reservations.keys().collect(),
-            is_merged: false,
-            before: self.space.segments.snapshot(),
-            counters: self.counters.snapshot(),
-            inodes: self.nodes.count(),
-            ticket,
-            nodes,
-            bytes,
-        });
-    }
-
-    /// Puts the frozen changes back below the newer ones.
-    fn thaw(&mut self) {
-        let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
-        self.map.thaw();
-        let mut items = Arc::unwrap_or_clone(frozen.items);
-        items.put_over(std::mem::take(&mut self.items));
-        self.items = items;
-        // The freeze assumed that this checkpoint would count these runs.
-        for (_, piece) in self.map.changes().values().flat_map(Overlay::pieces) {
-            if let Where::Run(place) = piece.at {
-                self.space.segments.touch(place.segment);
-            }
-        }
-    }
-
-    /// Drops the merged changes, when no reservation from before the freeze is left (H14).
-    pub fn drop_shadow(&mut self) {
-        let is_over = |frozen: &mut Frozen| frozen.is_merged && frozen.in_flight.is_empty();
-        if self.frozen.take_if(is_over).is_some() {
-            self.map.drop_frozen();
-        }
-    }
-}
-
 impl NodeOwner for Checkpoints {
     fn take_node(&self) -> Result<[Place; 2]> {
         self.state.lock().take_node()
@@ -247,28 +199,25 @@ impl Checkpoints {
         let free = || {
             let mut state = self.state.lock();
             state.drop_shadow();
-            state.frozen.is_none().then_some(())
+            (!state.tree().has_frozen()).then_some(())
         };
         self.reservation_ended.wait_until(free).await;
         self.free_named().await?;
         let unused = self.unused_mark();
         let ticket = {
             let mut state = self.state.lock();
-            if state.life.is_closed() {
+            if state.life().is_closed() {
                 return Ok(());
             }
             let ticket = match how {
                 How::Fresh | How::Replayed => 0,
-                How::Log | How::Close if unused == Some(state.queue.last_ticket()) => {
-                    state.queue.last_ticket()
+                How::Log | How::Close if unused == Some(state.queue().last_ticket()) => {
+                    state.queue().last_ticket()
                 }
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
-            state.space.free_failed_nodes();
-            let half = self.plant.has(Planted::HalfRename).then(|| state.half_rename()).flatten();
-            state.freeze(ticket);
-            half.into_iter().for_each(|name| state.items.put(name, None));
+            state.freeze(ticket, self.plant.has(Planted::HalfRename));
             ticket
         };
         let mut making = self.begin();
@@ -280,12 +229,7 @@ impl Checkpoints {
         self.correct_left_out(&self.superblock(), head, ticket).await?;
         let failures = self.log.failures();
         let number = self.superblock().checkpoint + 1;
-        let (data, items) = {
-            let state = self.state.lock();
-            let frozen = state.frozen.as_ref().expect("it was frozen above");
-            let data = state.map.frozen().expect("it was frozen above");
-            (data.clone(), frozen.items.clone())
-        };
+        let ToMerge { data, items } = self.state.lock().to_merge().expect("it was frozen above");
         let taken = &mut making.taken;
         let done = self.write_checkpoint(how, head, number, (&data, &items), failures, taken);
         let done = done.await;
@@ -321,7 +265,7 @@ impl Checkpoints {
             // Under the lock, without a reference of its own: a task that sets places would
             // otherwise change a copy of the overlays.
             let state = self.state.lock();
-            let frozen = state.map.frozen();
+            let frozen = state.map().frozen();
             let staged = frozen.is_some_and(|changes| changes.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
@@ -359,21 +303,12 @@ impl Checkpoints {
         let old_usage = self.usage.lock().clone();
         let given_up = [taken.freed.concat(), old_usage.concat()].concat();
         let (plan, mut superblock) = {
-            let mut state = self.state.lock();
-            let mut deltas = std::mem::take(&mut merged.deltas);
-            state.space.count_nodes(&taken.taken.concat(), &given_up, &mut deltas);
-            let frozen = state.frozen.as_ref().expect("until it is settled");
-            let left = |segment| state.room.left_of(segment);
-            let plan = state.space.segments.plan(&frozen.before, deltas, number, &left)?;
+            let deltas = std::mem::take(&mut merged.deltas);
+            let written =
+                Written { number, deltas, taken: &taken.taken.concat(), given_up: &given_up };
             let mut superblock = self.superblock();
-            frozen.counters.store(&mut superblock);
-            superblock.inode_count = frozen.inodes;
-            let State { room, space, .. } = &mut *state;
-            plan.died().iter().for_each(|segment| room.forget(space, *segment));
-            if self.plant.has(Planted::SegmentReusedEarly) {
-                let segments = &mut space.segments;
-                plan.died().iter().for_each(|segment| segments.give_back_early(*segment));
-            }
+            let is_early = self.plant.has(Planted::SegmentReusedEarly);
+            let plan = self.state.lock().plan_checkpoint(written, &mut superblock, is_early)?;
             (plan, superblock)
         };
         let table = write_usage(&self.tree, &self.store, &plan.entries, &usage, number).await?;
@@ -407,7 +342,7 @@ impl Checkpoints {
         superblock.generation = head.generation;
         let segment = head.segment.unwrap_or_default();
         superblock.log_head = Place::new(segment, self.layout.first_record());
-        superblock.next_sequence = self.state.lock().counters.next_sequence();
+        superblock.next_sequence = self.state.lock().counters().next_sequence();
         let copies = self.write_slots(&mut superblock, failures).await?;
         let number = superblock.checkpoint;
         {
@@ -441,26 +376,10 @@ impl Checkpoints {
             turn.stats.changed_leaves += merged.changed_leaves;
             turn.stats.written_nodes += merged.written_nodes;
         }
-        let mut state = self.state.lock();
-        state.root = merged.root;
-        state.tidy_windows();
-        state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
-        state.space.settle_checkpoint(&plan, given_up, number);
-        if self.plant.has(Planted::NodesReusedEarly) {
-            state.settle_repeated(number);
-        }
-        let State { frozen, map, reservations, .. } = &mut *state;
-        if let Some(frozen) = frozen {
-            frozen.is_merged = true;
-            map.note_merged();
-            frozen.in_flight.retain(|key| reservations.contains(*key));
-        }
-        state.drop_shadow();
-        for (data_id, (ino, bytes)) in merged.stored {
-            state.store_bytes(ino, data_id, bytes);
-        }
-        state.remove_left();
-        drop(state);
+        let Merged { root, nodes, stored, .. } = merged;
+        let merged = MergedTree { root, nodes, stored };
+        let is_early = self.plant.has(Planted::NodesReusedEarly);
+        self.state.lock().settle_checkpoint(merged, (&plan, given_up), number, is_early);
         self.files.tidy(None, usize::MAX);
     }
 
@@ -472,7 +391,7 @@ impl Checkpoints {
         number: u64,
         ledger: &mut Ledger,
     ) -> Result<Merged> {
-        let root = self.state.lock().root;
+        let root = self.state.lock().tree().root();
         let mut deltas = Deltas::new();
         let mut stored: BTreeMap<u64, (u64, i64)> = BTreeMap::new();
         let block_bytes = self.layout.block_bytes();
@@ -538,43 +457,6 @@ impl Checkpoints {
             }
         }
         Ok(out)
-    }
-}
-
-impl State {
-    /// Adds `bytes` to a file's stored bytes, which the tree now has.
-    fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
-        let is_stored = self.nodes.update(ino, |node| {
-            let is_own = node.recorded.data_id == data_id && bytes != 0;
-            if is_own {
-                let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
-                (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
-            }
-            is_own
-        });
-        match is_stored {
-            None => return self.store_bytes_of_item(ino, data_id, bytes),
-            Some(false) => return,
-            Some(true) => {}
-        }
-        if self.items.get(Key::Inode(ino)).is_some()
-            && let Err(error) = self.note_inode(ino)
-        {
-            log::error!("inode {ino} cannot be stored: {error}");
-        }
-    }
-
-    /// As [`State::store_bytes`], for an inode that is not in memory and has changed again.
-    fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
-        let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
-        let Some(Some(value)) = self.items.get(key) else { return };
-        let Ok(Item::Inode(mut inode)) = Item::decode(key, value, &geometry) else { return };
-        if inode.data_id == data_id {
-            inode.stored_bytes = inode.stored_bytes.saturating_add_signed(bytes);
-            if let Err(error) = self.items.item(key, &Item::Inode(inode), &geometry) {
-                log::error!("inode {ino} cannot be stored: {error}");
-            }
-        }
     }
 }
 

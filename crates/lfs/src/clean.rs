@@ -181,8 +181,7 @@ impl Drop for Planned<'_> {
     fn drop(&mut self) {
         let held = {
             let mut state = self.0.state.lock();
-            state.space.plan_clean(0);
-            state.cleaning_bytes = 0;
+            state.end_pass();
             state.held()
         };
         self.0.note_memory(held);
@@ -262,7 +261,7 @@ impl Cleaner {
             failures = if stuck { failures + 1 } else { 0 };
             let goes_on = moved || sealed || (1..FAILURES_MAX).contains(&failures);
             // Another pass may have emptied the remaining segments.
-            if !goes_on && !self.state.lock().space.segments.has_dead() {
+            if !goes_on && !self.state.lock().space().segments().has_dead() {
                 return false;
             }
             match goes_on {

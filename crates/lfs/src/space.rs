@@ -24,6 +24,9 @@ pub(crate) mod admission;
 pub mod alloc;
 pub(crate) mod ledger;
 pub(crate) mod nodes;
+pub(crate) mod owner;
+pub(crate) mod removed;
+pub(crate) mod reservations;
 pub(crate) mod segment;
 pub(crate) mod stats;
 pub(crate) mod usage_table;
@@ -31,9 +34,12 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
+use crate::space::alloc::runs::Room;
 use crate::space::ledger::Ledger;
 pub(crate) use crate::space::ledger::{Ask, Grant, Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
+use crate::space::removed::RemovedBytes;
+use crate::space::reservations::Reservations;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
@@ -52,9 +58,16 @@ pub(crate) struct Bytes {
 /// Free and used segments, places for tree nodes, the open segments, and the grants.
 pub(crate) struct Space {
     layout: Layout,
-    pub segments: Segments,
-    pub nodes: NodeSlots,
-    pub ledger: Ledger,
+    segments: Segments,
+    nodes: NodeSlots,
+    ledger: Ledger,
+    /// Runs of data segments that are given out and not in use.
+    room: Room,
+    reservations: Reservations,
+    /// Content that was removed since the volume was opened.
+    removed: RemovedBytes,
+    /// Memory that the cleaner uses for live data and copies, bytes.
+    cleaning_bytes: u64,
     /// Pairs of nodes that were taken since the last freeze.
     nodes_taken: u64,
     /// Bytes that the open log segment can take in any case.
@@ -84,6 +97,10 @@ impl Space {
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
             ledger: Ledger::default(),
+            room: Room::new(&layout),
+            reservations: Reservations::default(),
+            removed: RemovedBytes::default(),
+            cleaning_bytes: 0,
             nodes_taken: 0,
             log_left: 0,
             log: None,
@@ -248,16 +265,15 @@ impl Space {
         self.written
     }
 
-    /// Freezes the counters: written bytes are counted from zero again. `left`: the unused bytes of
-    /// a segment.
-    pub fn freeze(&mut self, left: &dyn Fn(u32) -> u64) {
+    /// Freezes the counters: written bytes are counted from zero again.
+    pub fn freeze(&mut self) {
         let Bytes { log, content, data } = std::mem::take(&mut self.written);
         (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
         // An open data segment without live data and without writes in flight is sealed if more
         // than an eighth of it is used, although it has unused bytes.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 8
-            && self.segments.is_idle(open.segment, left(open.segment))
+            && self.segments.is_idle(open.segment, self.room.left_of(open.segment))
         {
             self.data = None;
             self.segments.seal(open.segment);

@@ -230,7 +230,7 @@ impl Volume {
             };
             changes_peak = volume.0.memory.replay_peak();
             if options.read_only {
-                volume.0.state.lock().life.open_for_reading();
+                volume.0.state.lock().open_for_reading();
                 return Ok(volume);
             }
             // New nodes are written over those of older checkpoints. If a power loss took the slot
@@ -267,7 +267,7 @@ impl Volume {
 
     /// Whether a checkpoint failed because the volume itself has too few free segments.
     fn has_run_out(&self, error: &Error) -> bool {
-        let has_run_out = self.0.state.lock().space.segments.has_run_out;
+        let has_run_out = self.0.state.lock().space().segments().has_run_out;
         error.kind() == ErrorKind::NoSpace && has_run_out
     }
 
@@ -334,12 +334,12 @@ impl Volume {
         parts: Parts,
     ) -> Result<Self> {
         let Opened { mut found, usage, .. } = opened;
-        found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
-        found.state.life.bound_changes(options.overlay_bytes);
-        found.state.space.ledger.set_accepted(Arc::new(AcceptedContent::of(domain.clone())));
+        found.state.bound_changes(options.overlay_bytes);
+        let accepted = Arc::new(AcceptedContent::of(domain.clone()));
+        found.state.serve(options.discard && device.limits().discard, accepted);
         let Found { state, head, damage, changes_peak, .. } = found;
-        let layout = state.layout;
+        let layout = *state.layout();
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;
         let Parts { tree, store } = parts;
         let staging = Arc::new(Staging::new(device.clone(), options.plant));
@@ -348,10 +348,10 @@ impl Volume {
             world: world.clone(),
             options: options.clone(),
             layout,
-            sequence: state.counters.sequence(),
-            tickets: state.queue.tickets(),
-            has_outstanding: state.outstanding.flag(),
-            has_sync_errors: state.sync_errors.flag(),
+            sequence: state.counters().sequence(),
+            tickets: state.queue().tickets(),
+            has_outstanding: state.files().outstanding().flag(),
+            has_sync_errors: state.files().sync_errors().flag(),
             state: StateLock::new(state, staging.clone()),
             log: forebay_base::sync::Arc::new(Log::new(head)),
             repair: Box::new(Repair(me.clone())),
@@ -393,7 +393,7 @@ impl Volume {
     /// or crashed. A failed removal does not fail the opening. It is tried again when there is
     /// space, or by the next opening.
     async fn remove_orphans(&self) {
-        let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
+        let orphans: Vec<u64> = self.0.state.lock().names().orphans().iter().copied().collect();
         for ino in orphans {
             let removed = self.0.tried(|state, _| {
                 let Some(data_id) = state.look(ino)?.map(|node| node.inode.data_id) else {
@@ -405,10 +405,7 @@ impl Volume {
             });
             if let Err(error) = removed.await {
                 log::warn!("#{ino} without a name stays for now: {error}");
-                let mut state = self.0.state.lock();
-                if state.nodes.contains(ino) {
-                    state.unremoved.insert(ino);
-                }
+                self.0.state.lock().retry_removal(ino);
             }
         }
     }

@@ -5,16 +5,13 @@
 
 use crate::btree::map::{Piece, Stored};
 use crate::btree::{Change, Cursor, Tree};
-use crate::format::change::Change as Recorded;
 use crate::format::extent::put_crc32c;
 use crate::format::item::Item;
-use crate::format::key::{Key, KeyBytes};
+use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
 use crate::map::overlay::{self, Overlay, Where};
 use crate::names::items::Items;
-use crate::transaction::state::State;
 use forebay_base::Result;
-use forebay_base::codec::Reader;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All pieces in the form of the tree.
@@ -56,27 +53,6 @@ pub(crate) fn overlaid(
         }
         patches.next()
     })
-}
-
-impl State {
-    /// An injected fault: removes the deletion of the old name, of the last rename in the queue,
-    /// from the changes that the checkpoint merges.
-    pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
-        let mut gone = None;
-        for record in self.queue.iter() {
-            let mut reader = Reader::new("record", &record.body);
-            while reader.remaining() > 0 {
-                let geometry = &self.layout.geometry;
-                match Recorded::decode(&mut reader, geometry).ok()? {
-                    Some(Recorded::Rename(rename)) if !rename.exchange => {
-                        gone = Some(Key::Entry(rename.from.dir, rename.from.cookie).to_bytes());
-                    }
-                    _ => {}
-                }
-            }
-        }
-        gone.inspect(|name| self.items.forget(name))
-    }
 }
 
 /// Finds the inodes of content that recovery applied without reading the inode, or that was written

@@ -19,13 +19,7 @@ impl Checkpoints {
 impl Checkpoints {
     /// Closes the volume if no record follows the mark and no reservation exists. False otherwise.
     pub(super) fn seal(&self) -> Result<bool> {
-        let mut state = self.state.lock();
-        let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
-        let is_last = state.queue.last_ticket() == ticket && state.reservations.is_empty();
-        if is_last {
-            state.life.close();
-        }
-        Ok(is_last)
+        Ok(self.state.lock().close_if_last())
     }
 
     /// Writes the slot that says "nothing follows", again if a write has failed. Everything that it

@@ -23,7 +23,7 @@ struct Discard {
 impl Drop for Discard {
     fn drop(&mut self) {
         if let Some(resources) = self.resources.upgrade() {
-            resources.state.lock().space.segments.fly(self.segment, -1);
+            resources.state.lock().end_discard(self.segment);
         }
     }
 }
@@ -37,17 +37,15 @@ impl Checkpoints {
     /// Discards and releases segments to which two checkpoints do not refer. The caller has the
     /// turn of checkpoints.
     pub(super) async fn discard_freed(&self) {
-        let mut segments = self.state.lock().space.segments.discarding();
+        let mut segments = self.state.lock().space().segments().discarding();
         if self.plant.has(Planted::DiscardAfterReuse) {
-            let mut state = self.state.lock();
-            segments.iter().for_each(|segment| state.space.segments.give_back(*segment));
-            drop(state);
+            self.state.lock().free_undiscarded(&segments);
             std::mem::swap(&mut self.turn.lock().late, &mut segments);
         }
         for segment in segments {
             let (offset, len) =
                 (self.layout.device_offset(Place::new(segment, 0)), self.layout.segment_bytes());
-            self.state.lock().space.segments.fly(segment, 1);
+            self.state.lock().begin_discard(segment);
             let held = Discard { resources: self.me.clone(), segment };
             let (op, data, flags) = (BioOp::Discard, DataRef::None, BioFlags::BACKGROUND);
             let on_end = move |_: &Completion| drop(held);
@@ -55,11 +53,7 @@ impl Checkpoints {
             if let Err(error) = done.result {
                 log::debug!("segment {segment} is used again as it is: {error}");
             }
-            let mut state = self.state.lock();
-            if state.space.segments.discarding().contains(&segment) {
-                state.space.segments.give_back(segment);
-            }
-            drop(state);
+            self.state.lock().free_discarded(segment);
             self.turn.lock().discarded += 1;
         }
     }
@@ -86,13 +80,13 @@ mod tests {
             let volume = open(&setup, &disk).await.unwrap();
             let inner = &*volume.0;
             let segment = {
-                let segments = &mut inner.state.lock().space.segments;
-                segments.discards = true;
-                let segment = segments.take(Stream::Data).unwrap();
-                segments.discard_soon(segment);
+                let mut state = inner.state.lock();
+                state.set_discards(true);
+                let segment = state.take_segment(Stream::Data).unwrap();
+                state.discard_soon(segment);
                 segment
             };
-            let phase = || inner.state.lock().space.segments.get(segment).unwrap().phase;
+            let phase = || inner.state.lock().space().segments().get(segment).unwrap().phase;
             {
                 let mut gone = pin!(inner.checkpoints.discard_freed());
                 let polled = poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;

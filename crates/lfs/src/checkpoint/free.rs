@@ -30,7 +30,7 @@ impl Checkpoints {
         let least = before + least.max(1 + u64::from(moves));
         loop {
             let number = self.merged();
-            let dead = number < least || self.state.lock().space.segments.has_dead();
+            let dead = number < least || self.state.lock().space().segments().has_dead();
             if !dead || number >= least + more {
                 break;
             }
@@ -38,7 +38,7 @@ impl Checkpoints {
                 log::debug!("no space, and no checkpoint: {error}");
                 break;
             }
-            if self.state.lock().life.is_closed() {
+            if self.state.lock().life().is_closed() {
                 break;
             }
             how = How::Log;

@@ -29,11 +29,7 @@ impl Drop for Making<'_> {
         let places = self.taken.taken.concat();
         {
             let mut state = self.checkpoints.state.lock();
-            state.thaw();
-            match is_named {
-                true => state.space.nodes.hold(places),
-                false => state.space.nodes.fail_places(places),
-            }
+            state.thaw(places, is_named);
         }
         self.checkpoints.turn.lock().names_failed |= is_named;
     }

@@ -68,14 +68,14 @@ impl Checkpoints {
     fn note_checkpoint(&self, done: &Result<()>) {
         let mut state = self.state.lock();
         match done {
-            Ok(()) => state.life.checkpoint_succeeded(),
+            Ok(()) => state.note_checkpoint_made(),
             Err(error) if is_loss(error) => {
                 log::error!("{}: the volume turns read-only: {error}", self.device.name());
-                state.life.stop(error.clone());
+                state.stop(error.clone());
                 drop(state);
                 self.is_stopped.store(true, Ordering::Release);
             }
-            Err(error) => state.life.checkpoint_failed(error.clone()),
+            Err(error) => state.note_checkpoint_failed(error.clone()),
         }
     }
 }

@@ -16,18 +16,7 @@
 use super::{Checkpoints, How};
 use crate::device::slots::{self, Copies};
 use crate::format::superblock::{STATE_CLEAN, Superblock};
-use crate::space::Space;
-use crate::transaction::state::State;
 use forebay_base::Result;
-
-impl State {
-    /// Completes checkpoint `number`, which is durable and has the trees of the one before.
-    pub(super) fn settle_repeated(&mut self, number: u64) {
-        let Space { segments, nodes, .. } = &mut self.space;
-        segments.reclaim(number);
-        nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
-    }
-}
 
 impl Checkpoints {
     /// Makes a checkpoint, and frees the segments that died with it.
@@ -46,7 +35,7 @@ impl Checkpoints {
     /// wait for the next.
     async fn repeat(&self) -> Result<()> {
         let mut superblock = self.superblock();
-        let is_over = self.state.lock().life.is_closed() || superblock.state & STATE_CLEAN != 0;
+        let is_over = self.state.lock().life().is_closed() || superblock.state & STATE_CLEAN != 0;
         if is_over {
             return Ok(());
         }
@@ -133,19 +122,19 @@ mod tests {
                 volume.checkpoint().await.unwrap();
                 let inner = &volume.0;
                 let count = || {
-                    let dead = inner.state.lock().space.segments.has_dead();
+                    let dead = inner.state.lock().space().segments().has_dead();
                     (inner.checkpoints.number(), inner.checkpoints.merged(), dead)
                 };
                 let (number, merged, dead) = count();
                 assert!(dead, "what was overwritten is");
-                let free = inner.state.lock().space.segments.free();
+                let free = inner.state.lock().space().segments().free();
                 inner.checkpoints.make_and_free(How::Log).await.unwrap();
                 assert_eq!(count(), (number + 2, merged + 1, false));
-                assert!(inner.state.lock().space.segments.free() > free);
+                assert!(inner.state.lock().space().segments().free() > free);
                 let dead = |(_, this): &(u32, &crate::space::segment::Segment)| {
                     matches!(this.phase, Phase::Dead | Phase::Discarding)
                 };
-                assert!(!inner.state.lock().space.segments.iter().any(|this| dead(&this)));
+                assert!(!inner.state.lock().space().segments().iter().any(|this| dead(&this)));
                 // Enough to fill the freed segments.
                 for fill in 3..6 {
                     write(&file, 0, &[fill; LEN]).await.unwrap();

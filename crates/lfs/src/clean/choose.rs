@@ -69,14 +69,6 @@ struct Levels {
     low: u64,
 }
 
-impl State {
-    /// Bytes available for new content, plus those that the cleaner has reserved.
-    fn room_and_planned(&self) -> u64 {
-        let planned = self.space.clean_planned() * self.layout.segment_bytes();
-        self.data_room(Need::New) + planned
-    }
-}
-
 impl Cleaner {
     fn levels(&self) -> Levels {
         self.levels_of(&mut self.state.lock())
@@ -91,7 +83,7 @@ impl Cleaner {
         if room >= most.max(least) {
             return Levels { room, coming: 0, low: most.max(least) };
         }
-        let Known { live, dead } = state.space.segments.known();
+        let Known { live, dead } = state.known_segments();
         let spare = (segments * bytes).saturating_sub(live) / SPARE_SHARE;
         Levels { room, coming: dead * bytes, low: most.min(spare).max(least) }
     }
@@ -119,7 +111,8 @@ impl Cleaner {
     /// the tree, and the checkpoint after it rewrites much of it.
     fn lacking(&self) -> u64 {
         let Levels { room, coming, low } = self.levels();
-        let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
+        let nodes =
+            self.state.lock().tree().node_count() * self.layout.geometry.node_bytes() as u64;
         let least = (2 * self.layout.segment_bytes()).max(2 * nodes);
         (2 * low).saturating_sub(room + coming).max(least)
     }
@@ -147,21 +140,20 @@ impl Cleaner {
         let mut state = self.state.lock();
         if hurry == Hurry::Now {
             // Allocation windows of files must not keep segments open now (alloc.A13).
-            let State { room, space, .. } = &mut *state;
-            room.return_all(space);
+            state.return_windows();
         }
         let found = self.candidates(&state, hurry, need);
         let (any, segments) = (!found.is_empty(), state.clean_segments());
         // A background pass leaves a quarter to data writes, so that they do not wait for it.
         let segments = if hurry == Hurry::Now { segments } else { segments - segments / 4 };
-        let begun = state.space.clean_left();
+        let begun = state.space().clean_left();
         let (mut room, mut gain) = ((segments * bytes + begun).min(self.listed_max()), 0);
         let mut picked = Vec::new();
         for found in found {
             if gain >= wanted {
                 break;
             }
-            let rest = state.room.left_of(found.segment);
+            let rest = state.space().room().left_of(found.segment);
             if found.live > room || rest > 0 && !state.has_room(rest, Need::Overwrite) {
                 continue;
             }
@@ -169,8 +161,7 @@ impl Cleaner {
             picked.push(found);
         }
         self.plan(&mut state, &mut picked);
-        let State { room, space, .. } = &mut *state;
-        picked.iter().for_each(|victim| room.forget(space, victim.segment));
+        picked.iter().for_each(|victim| state.forget_runs(victim.segment));
         (picked.into_iter().map(|victim| victim.segment).collect(), any)
     }
 
@@ -180,8 +171,8 @@ impl Cleaner {
         let (bytes, unit) = (self.layout.segment_bytes(), self.layout.block_bytes());
         loop {
             let moved: u64 = picked.iter().map(|victim| victim.live).sum();
-            let segments = moved.saturating_sub(state.space.clean_left()).div_ceil(bytes);
-            state.space.plan_clean(segments);
+            let segments = moved.saturating_sub(state.space().clean_left()).div_ceil(bytes);
+            state.plan_clean(segments);
             // Each block may be a separate extent.
             let (cost, growth) = self.said(moved / unit, moved / unit);
             if picked.len() <= 1 || state.fits(&Ask::log(cost, growth), Need::Urgent) {
@@ -200,7 +191,7 @@ impl Cleaner {
     /// Bytes that become free by checkpoints alone.
     #[cfg(test)]
     pub(crate) fn coming_bytes(&self) -> u64 {
-        self.state.lock().space.segments.known().dead * self.layout.segment_bytes()
+        self.state.lock().known_segments().dead * self.layout.segment_bytes()
     }
 
     /// The segments that may be picked (K21), the best first.
@@ -214,12 +205,12 @@ impl Cleaner {
             }
         };
         let (number, now, mut found) =
-            (self.checkpoints.merged(), state.counters.next_sequence(), Vec::new());
+            (self.checkpoints.merged(), state.counters().next_sequence(), Vec::new());
         let mut record = self.record.lock();
-        for (segment, this) in state.space.segments.iter() {
+        for (segment, this) in state.space().segments().iter() {
             let counted = this.phase == Phase::Sealed && this.is_settled() && this.is_content();
             let little = this.live_bytes > 0 && this.live_bytes <= most;
-            if !counted || !little || this.held_bytes != state.room.left_of(segment) {
+            if !counted || !little || this.held_bytes != state.space().room().left_of(segment) {
                 continue;
             }
             if record.is_stubborn(segment, this, number) {
@@ -234,10 +225,7 @@ impl Cleaner {
     /// Seals open segments that have dead data, if there are no other candidates (capacity.P25).
     /// False: there are none.
     pub(super) fn seal_open(&self) -> bool {
-        let mut state = self.state.lock();
-        let State { room, space, .. } = &mut *state;
-        let data = space.seals_data().then(|| room.seal_data(space)).is_some();
-        space.seal_clean() || data
+        self.state.lock().seal_open()
     }
 
     /// Records that a pass has processed these segments; in those of `bad` some data stays.
@@ -246,7 +234,7 @@ impl Cleaner {
         let state = self.state.lock();
         let mut record = self.record.lock();
         for segment in victims {
-            let Some(this) = state.space.segments.get(*segment) else { continue };
+            let Some(this) = state.space().segments().get(*segment) else { continue };
             match bad.contains(segment) {
                 true => drop(record.bad.insert(*segment, this.takes)),
                 false => drop(record.tried.insert(*segment, (this.takes, number))),

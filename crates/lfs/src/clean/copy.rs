@@ -66,8 +66,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let Some(resources) = self.resources.upgrade() else { return };
-        let mut state = resources.state.lock();
-        self.segments.iter().for_each(|segment| state.space.land(*segment));
+        resources.state.lock().land(&self.segments);
     }
 }
 
@@ -421,13 +420,13 @@ mod tests {
             let inner = &*volume.0;
             let to = {
                 let mut state = inner.state.lock();
-                let segment = state.space.segments.take(Stream::Data).unwrap();
-                state.space.segments.fly(segment, 1);
+                let segment = state.take_segment(Stream::Data).unwrap();
+                state.keep_alive(segment);
                 Place::new(segment, 0)
             };
             let in_flight = || {
                 let state = inner.state.lock();
-                let this = state.space.segments.get(to.segment).unwrap();
+                let this = state.space().segments().get(to.segment).unwrap();
                 assert_eq!(this.phase, Phase::Open);
                 this.in_flight
             };

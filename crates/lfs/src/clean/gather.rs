@@ -166,7 +166,7 @@ impl Cleaner {
     pub(super) async fn gather(&self, victims: &Victims) -> Result<Gathered> {
         let (mut root, counted) = {
             let state = self.state.lock();
-            (state.root, self.counted(&state, victims))
+            (state.tree().root(), self.counted(&state, victims))
         };
         let mut all = Gathered::new(root, counted);
         let mut next = Some(Key::Extent(1, 0).to_bytes());
@@ -174,7 +174,7 @@ impl Cleaner {
             self.check_open()?;
             let (found, sums, counted) = (all.found.len(), all.sums.len(), all.counted.clone());
             let part = self.gather_below(&root, victims, from, &mut all).await;
-            let now = self.state.lock().root;
+            let now = self.state.lock().tree().root();
             if now == root {
                 next = match part {
                     // Data found before is moved: one bad leaf does not prevent all cleaning.
@@ -208,7 +208,8 @@ impl Cleaner {
     /// Live blocks of these segments, as the newest checkpoint has counted them.
     fn counted(&self, state: &State, victims: &Victims) -> Counted {
         let unit = self.layout.block_bytes();
-        let live = |segment: &u32| state.space.segments.get(*segment).map(|s| s.live_bytes / unit);
+        let live =
+            |segment: &u32| state.space().segments().get(*segment).map(|s| s.live_bytes / unit);
         let left = victims.iter().map(|segment| (*segment, live(segment).unwrap_or(0))).collect();
         Counted { left, ..Counted::default() }
     }
@@ -217,7 +218,7 @@ impl Cleaner {
     pub(super) fn note_cleaning(&self, found: &Gathered, copies: u64) {
         let held = {
             let mut state = self.state.lock();
-            state.cleaning_bytes = found.bytes() + copies;
+            state.set_cleaning_bytes(found.bytes() + copies);
             state.held()
         };
         self.note_memory(held);
@@ -314,13 +315,14 @@ mod tests {
             let (volume, _file, model) = sparse_of(&setup, &disk, None, 144).await;
             let unit = volume.0.layout.block_bytes();
             let victims: Victims = {
-                let segments = &mut volume.0.state.lock().space.segments;
+                let mut state = volume.0.state.lock();
                 let has_some = |s: &crate::space::segment::Segment| {
                     s.phase == Phase::Sealed && s.live_bytes == 2 * unit
                 };
-                let victims = segments.iter().filter(|(_, s)| has_some(s)).map(|(n, _)| n);
+                let victims =
+                    state.space().segments().iter().filter(|(_, s)| has_some(s)).map(|(n, _)| n);
                 let victims: Victims = victims.collect();
-                victims.iter().for_each(|segment| segments.say_live(*segment, unit));
+                victims.iter().for_each(|segment| state.say_live(*segment, unit));
                 victims
             };
             volume.close().await.unwrap();
@@ -338,7 +340,7 @@ mod tests {
             while volume.clean().await.unwrap() {
                 volume.checkpoint().await.unwrap();
             }
-            let phase = |n: &u32| volume.0.state.lock().space.segments.get(*n).unwrap().phase;
+            let phase = |n: &u32| volume.0.state.lock().space().segments().get(*n).unwrap().phase;
             assert!(victims.iter().all(|n| phase(n) == Phase::Sealed), "what is there stays");
             assert_eq!(found(&volume, model.len()).await.unwrap(), model);
         });

@@ -61,13 +61,13 @@ struct Ahead<'a> {
 impl Ahead<'_> {
     /// Releases the reservation for one record, whose append counts that space itself.
     fn give(&mut self, state: &mut State, cost: u64, growth: Growth) {
-        state.space.ledger.end(self.grant.split(cost, growth));
+        state.end_grant(self.grant.split(cost, growth));
     }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        self.cleaner.state.lock().space.ledger.end(std::mem::take(&mut self.grant));
+        self.cleaner.state.lock().end_grant(std::mem::take(&mut self.grant));
     }
 }
 
@@ -112,8 +112,8 @@ impl Cleaner {
         let pinned = {
             let state = self.state.lock();
             let pin = |segment: &u32| {
-                let live_bytes = state.space.segments.get(*segment)?.live_bytes;
-                let _pin = state.space.segments.pin(*segment)?;
+                let live_bytes = state.space().segments().get(*segment)?.live_bytes;
+                let _pin = state.space().segments().pin(*segment)?;
                 Some((*segment, Victim { _pin, live_bytes }))
             };
             victims.iter().filter_map(pin).collect()
@@ -170,7 +170,7 @@ impl Cleaner {
         self.note_tried(&done, bad);
         let state = self.state.lock();
         for segment in done.difference(bad) {
-            let live = state.space.segments.get(*segment).map_or(0, |this| this.live_bytes);
+            let live = state.space().segments().get(*segment).map_or(0, |this| this.live_bytes);
             doing.gained += self.layout.segment_bytes().saturating_sub(live);
             doing.emptied.segments += 1;
             doing.emptied.bytes += self.layout.segment_bytes();
@@ -186,7 +186,7 @@ impl Cleaner {
 
     /// Whether the moves take much of the memory for changes.
     fn is_too_much(&self) -> bool {
-        self.state.lock().map.tree_bytes() > self.options.overlay_bytes / 2
+        self.state.lock().map().tree_bytes() > self.options.overlay_bytes / 2
     }
 
     /// Pauses in the background: the less has to be cleaned, the longer.
@@ -208,13 +208,13 @@ impl Cleaner {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
         // The segment may have been reused.
-        let segment = state.space.segments.get(live.from.segment);
+        let segment = state.space().segments().get(live.from.segment);
         if segment.is_none_or(|segment| segment.phase != Phase::Sealed) {
             return there;
         }
         while at < live.blocks {
             let rest = live.part(at, live.blocks - at, unit);
-            let (same, blocks) = match state.map.known(live.data_id, rest.block) {
+            let (same, blocks) = match state.map().known(live.data_id, rest.block) {
                 Ok(piece) => (piece.at == Where::Run(rest.from), piece.blocks),
                 Err(unknown) => (true, unknown),
             };
@@ -233,14 +233,14 @@ impl Cleaner {
     ) -> Result<(TreeRoot, Vec<Live>)> {
         let mut checked = found_in;
         loop {
-            let now = self.state.lock().root;
+            let now = self.state.lock().tree().root();
             if checked == Some(now) {
                 return Ok((now, live));
             }
             match self.still_in_tree(&now, &live).await {
                 Ok(still) => (checked, live) = (Some(now), still),
                 // The leaf may have been read from a place that was reused.
-                Err(_) if self.state.lock().root != now => {}
+                Err(_) if self.state.lock().tree().root() != now => {}
                 Err(error) => return Err(error),
             }
         }
@@ -304,15 +304,15 @@ impl Cleaner {
         loop {
             let now = {
                 let mut state = self.state.lock();
-                if state.root == root || self.plant.has(Planted::CleanerMovesLive) {
+                if state.tree().root() == root || self.plant.has(Planted::CleanerMovesLive) {
                     return self.say_moved(&mut state, &live, ahead);
                 }
-                state.root
+                state.tree().root()
             };
             match self.still_in_tree(&now, &live).await {
                 Ok(still) => (root, live) = (now, still),
                 // The leaf may have been read from a place that was reused.
-                Err(_) if self.state.lock().root != now => {}
+                Err(_) if self.state.lock().tree().root() != now => {}
                 Err(error) => return Err(error),
             }
         }
@@ -348,7 +348,7 @@ impl Cleaner {
     fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<Given<'_>> {
         let (unit, bytes) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let wanted = live.iter().map(|live| live.blocks * unit).sum::<u64>();
-        let short = wanted.saturating_sub(state.space.clean_left()).div_ceil(bytes);
+        let short = wanted.saturating_sub(state.space().clean_left()).div_ceil(bytes);
         let blocks = live.iter().map(|live| live.blocks).sum();
         let (cost, growth) = self.said(live.len() as u64, blocks);
         if short > state.clean_segments() {
@@ -356,18 +356,12 @@ impl Cleaner {
         }
         let grant = state.grant(&Ask::log(cost, growth), Need::Urgent).ok()?;
         let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
-        let now = state.counters.next_sequence();
         'all: for live in live {
             let mut skip = 0;
             while skip < live.blocks {
                 // Cannot fail: the space was counted above.
-                let Ok((at, taken)) = state.space.take_clean((live.blocks - skip) * unit) else {
-                    break 'all;
-                };
-                if segments.insert(at.segment) {
-                    state.space.segments.fly(at.segment, 1);
-                    state.space.segments.note_moved(at.segment, now);
-                }
+                let bytes = (live.blocks - skip) * unit;
+                let Ok((at, taken)) = state.take_copy(bytes, &mut segments) else { break 'all };
                 given.push(Live { to: at, ..live.part(skip, taken / unit, unit) });
                 skip += taken / unit;
             }
@@ -444,7 +438,7 @@ impl Cleaner {
         // Space for it was reserved together with its places.
         state.append_with(&changes, Content::default(), None)?;
         // Moved content was counted when it was written. It must not count as new again.
-        state.map.uncount_fresh(blocks * self.layout.block_bytes());
+        state.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }
 }
@@ -470,7 +464,13 @@ mod tests {
                     let live = (1..inner.layout.segment_bytes() / 2).contains(&this.live_bytes);
                     this.phase == Phase::Sealed && this.is_settled() && live
                 };
-                state.space.segments.iter().filter(is_sparse).map(|(segment, _)| segment).collect()
+                state
+                    .space()
+                    .segments()
+                    .iter()
+                    .filter(is_sparse)
+                    .map(|(segment, _)| segment)
+                    .collect()
             };
             assert!(victims.len() >= 8, "{victims:?}");
             for waits in [false, true] {

@@ -53,7 +53,7 @@ impl Resources {
             if state.is_stored(ino, range, told) {
                 return Ok(true);
             }
-            let Some(node) = state.nodes.get(ino) else { return Ok(false) };
+            let Some(node) = state.names().node(ino) else { return Ok(false) };
             node.recorded.data_id
         };
         let unit = self.layout.block_bytes();
@@ -90,7 +90,7 @@ impl Resources {
                 let state = self.state.lock();
                 match state.find_piece(data_id, block, &self.staging) {
                     Known::Piece(piece, pin) => {
-                        let lost = state.map.lost.next(data_id, block);
+                        let lost = state.map().lost().next(data_id, block);
                         return Ok(Found { piece, pin, root: None, lost });
                     }
                     Known::Tree(blocks, root) => (blocks, root),
@@ -100,19 +100,19 @@ impl Resources {
                 piece_in_order(&self.tree, &root, data_id, block, &mut InOrder::default()).await;
             self.note_nodes();
             let state = self.state.lock();
-            if state.root != root {
+            if state.tree().root() != root {
                 // The answer may be outdated, or refer to places that were reused.
                 continue;
             }
             let piece = found?;
             // A record may have been published meanwhile.
-            match state.map.known(data_id, block) {
+            match state.map().known(data_id, block) {
                 Ok(_) => {}
                 Err(unknown) => {
                     let blocks = piece.blocks.min(blocks).min(unknown);
                     let piece = piece.part(0, blocks, self.layout.block_bytes());
                     let pin = state.pin(&piece, &self.staging);
-                    let lost = state.map.lost.next(data_id, block);
+                    let lost = state.map().lost().next(data_id, block);
                     return Ok(Found { piece, pin, root: Some(root), lost });
                 }
             }

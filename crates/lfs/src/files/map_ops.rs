@@ -73,7 +73,7 @@ impl FileOps {
     pub fn of(files: &OpenFiles, ino: Ino, state: &State, published: Arc<Published>) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let accepted = state.space.ledger.accepted().clone();
+        let accepted = state.space().ledger().accepted().clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
         let unit = geometry.block_bytes();
@@ -111,7 +111,8 @@ impl FileOps {
             let state = files.state.lock();
             let known = match (state.find_piece(data_id, block, &files.staging), failures) {
                 (Known::Piece(piece, pin), failures) => {
-                    let piece = self.before_lost(piece, block, state.map.lost.next(data_id, block));
+                    let piece =
+                        self.before_lost(piece, block, state.map().lost().next(data_id, block));
                     let good = match failures {
                         Some(failures) => state.before_doubt(piece?, failures),
                         None => Ok(piece?),
@@ -232,7 +233,8 @@ impl FileOps {
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
         // repair.Q1: the count from before the write: a flush may fail while it is in flight.
         let (flush_failures, reserved) = state
-            .reservations
+            .space()
+            .reservations()
             .get(share)
             .map_or((0, 0), |grant| (grant.flush_failures, grant.sequence));
         // The writes have completed.
@@ -244,7 +246,7 @@ impl FileOps {
             let whole = from..from + written.place.len / unit;
             // state.S15: parts that were overwritten while the write was in flight are not
             // recorded.
-            for part in state.map.older(data_id, whole, birth) {
+            for part in state.map().older(data_id, whole, birth) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
                     let skip = block - from;
@@ -305,12 +307,12 @@ impl FileOps {
             content.joins = state.joins(&changes, end - start);
             changes = changes_at(content.joins.unwrap_or(0));
         }
-        let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
-        content.share = state.reservations.contains(key).then_some(key);
+        let joined = content.joins.and_then(|_| state.queue().last()).map_or(0, |r| r.body.len());
+        content.share = state.space().reservations().contains(key).then_some(key);
         // Published content was admitted when its space was reserved.
         state.append_with(&changes, content, None)?;
-        let body = state.queue.last().map_or(0, |record| record.body.len() - joined);
-        state.room.stats.record_bytes += body as u64;
+        let body = state.queue().last().map_or(0, |record| record.body.len() - joined);
+        state.count_record_bytes(body as u64);
         Ok(())
     }
 }
@@ -330,24 +332,24 @@ fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u
 impl FileOps {
     /// Truncates the map to `size`.
     fn cut(&self, state: &mut State, size: u64) -> Result<()> {
-        let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
+        let Some(node) = state.names().node(self.ino.0) else { return Ok(()) };
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
         let sequence = state.draw();
         let change = if size == 0 {
-            let new = state.counters.next_data_id();
+            let new = state.counters().next_data_id();
             Record::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
         } else if size < published {
             Record::Truncate(Size { ino, data_id, size, sequence })
         } else {
             // M13: no record has a size above `size` yet, but records may have blocks after it.
             let block = size.div_ceil(u64::from(self.unit));
-            let blocks = state.layout.geometry.max_blocks() - block;
+            let blocks = state.layout().geometry.max_blocks() - block;
             Record::Punch(Blocks { data_id, block, blocks }, sequence)
         };
         state.append(&[change], Need::Urgent)?;
         state.close_windows(ino);
         if size == 0 {
-            state.outstanding.note_truncated(ino);
+            state.note_cut(ino);
         }
         Ok(())
     }
@@ -359,7 +361,7 @@ impl FileOps {
         let block = range.start / unit;
         let blocks = range.end.div_ceil(unit) - block;
         let punch = |state: &mut State| {
-            let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
+            let Some(node) = state.names().node(self.ino.0) else { return Ok(()) };
             let data_id = node.inode.data_id;
             let change = Record::Punch(Blocks { data_id, block, blocks }, state.draw());
             state.append(&[change], Need::Urgent).map(drop)
@@ -424,6 +426,10 @@ impl MapOps for FileOps {
     fn admit(&self, new: u64, _dirty: u64, of: Admit<'_>) -> Result<()> {
         let files = self.files()?;
         files.check_running("write")?;
+        // Usually without the state lock, which other files need, too (admission.P27).
+        if self.accepted.draw(new) {
+            return Ok(());
+        }
         let (need, within) = match of {
             Admit::New => (Need::New, None),
             Admit::Within(range) => (Need::New, Some(range)),
@@ -472,7 +478,7 @@ impl MapOps for FileOps {
         let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
         let mut state = files.state.lock();
         // Nothing is published for a removed inode: its places are released.
-        let Some(node) = state.nodes.get(self.ino.0) else { return };
+        let Some(node) = state.names().node(self.ino.0) else { return };
         written.iter().for_each(|w| reservation.note_published(&w.place));
         let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
         let size = match (files.plant.has(Planted::SizeBeforeData), node.live_size()) {
@@ -483,7 +489,7 @@ impl MapOps for FileOps {
             }
             _ => size,
         };
-        let (ino, sequence) = (self.ino.0, state.counters.last_sequence());
+        let (ino, sequence) = (self.ino.0, state.counters().last_sequence());
         let grown = size > published && self.is_of(node);
         let grown = grown.then_some(Size { ino, data_id, size, sequence });
         let room = files.layout.max_record() / 2;
@@ -504,15 +510,14 @@ impl MapOps for FileOps {
             match done {
                 Ok(()) => {
                     let Some(Size { size: new, .. }) = grown else { continue };
-                    state.sync_errors.remove(self.ino.0, Lost::Size);
-                    state.nodes.update(self.ino.0, |n| n.note_size_recorded(new, new == size));
+                    state.note_size_published(self.ino.0, new, new == size);
                 }
                 Err(error) => {
                     // Space was reserved; if there is none nevertheless, a sync reports that.
                     log::error!("{:?}: content could not be published: {error}", self.ino);
                     failed = true;
                     let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
-                    state.sync_errors.add(self.ino.0, lost);
+                    state.note_unpublished(self.ino.0, lost);
                 }
             }
         }
@@ -551,8 +556,8 @@ impl MapOps for FileOps {
             return LostContent { covered_size, ..LostContent::default() };
         };
         let (state, ino) = (files.state.lock(), self.ino.0);
-        let fails = |lost| state.sync_errors.fails(ino, lost);
-        let node = state.nodes.get(ino).filter(|node| self.is_of(node));
+        let fails = |lost| state.files().sync_errors().fails(ino, lost);
+        let node = state.names().node(ino).filter(|node| self.is_of(node));
         LostContent {
             is_any: [Lost::Run, Lost::Data].into_iter().any(fails),
             blocks: state.lost_blocks(ino, covered),

@@ -33,7 +33,7 @@ impl Deref for OpenFiles {
 impl Drop for OpenFiles {
     fn drop(&mut self) {
         // A later open does not find the retained mappings (closed.Y12).
-        let retained = self.state.lock().left.take_all();
+        let retained = self.state.lock().take_all_retained();
         self.drop_retained(retained);
     }
 }

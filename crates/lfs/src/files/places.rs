@@ -7,10 +7,7 @@
 //! Locks: see [`crate::space::alloc`].
 
 use crate::space::alloc::AllocMode;
-use crate::space::alloc::strategy::{Request, push};
-use crate::space::ledger::Kept;
 use crate::transaction::resources::Resources;
-use crate::transaction::state::State;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, Place};
@@ -25,7 +22,7 @@ pub(crate) struct Taken<'a> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if !self.places.is_empty() {
-            self.resources.state.lock().give_back(&self.resources.layout, &self.places);
+            self.resources.state.lock().give_back(&self.places);
         }
     }
 }
@@ -43,19 +40,6 @@ impl Taken<'_> {
 }
 
 impl Resources {
-    fn request<'a>(
-        &self,
-        state: &'a mut State,
-        ino: u64,
-        run: &Range<u64>,
-        kept: Kept,
-    ) -> Result<Request<'a>> {
-        let who = state.who(ino, self.world.now())?;
-        let stream = state.room.windows.stream(ino, run.start);
-        let State { room, space, .. } = state;
-        Ok(Request { who, run: run.clone(), stream, kept, room, space })
-    }
-
     /// Allocates by the strategy `reserve` (T22). `over`: the request overwrites stored content.
     pub(crate) fn take_reserved(
         &self,
@@ -68,10 +52,10 @@ impl Resources {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
         // No claim changes while data is given out, so one look suffices for all runs.
         let kept = state.kept_by(bytes, class, over)?;
-        state.room.stats.holds += 1;
+        state.count_hold();
         for run in runs {
-            let done = self
-                .request(&mut state, ino, run, kept)
+            let done = state
+                .request(ino, run.clone(), kept, self.world.now())
                 .and_then(|mut request| request.take(&self.layout, &mut taken.places));
             if let Err(error) = done {
                 // Dropping `taken` takes the lock.
@@ -79,7 +63,7 @@ impl Resources {
                 return Err(error);
             }
         }
-        state.note_taken(class, &taken.places);
+        state.count_taken(class, &taken.places, false);
         drop(state);
         Ok(taken)
     }
@@ -94,7 +78,7 @@ impl Resources {
         let run = round_down(range.start, block)..round_up(range.end, block);
         let mut state = self.state.lock();
         let kept = state.kept();
-        let request = self.request(&mut state, ino, &run, kept);
+        let request = state.request(ino, run, kept, self.world.now());
         let done = request.and_then(|mut request| request.announce());
         if let Err(error) = done {
             // Write-back tries again.
@@ -124,8 +108,7 @@ impl Resources {
             }
         }
         let mut state = self.state.lock();
-        state.room.stats.turns += u64::from(turn.is_some());
-        state.note_taken(class, &taken.places);
+        state.count_taken(class, &taken.places, turn.is_some());
         drop((state, turn));
         Ok(taken)
     }
@@ -141,17 +124,13 @@ impl Resources {
     ) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut state = self.state.lock();
-        let Some(node) = state.nodes.get(ino) else {
+        let Some(node) = state.names().node(ino) else {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let data_id = node.inode.data_id;
-        let there = state.map.overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
+        let there = state.map().overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
         std::hint::black_box(there.is_some_and(|found| found.is_ok()));
         let kept = state.kept_by(block, class, over)?;
-        let State { room, space, .. } = &mut *state;
-        room.stats.holds += 1;
-        let run = room.anything(space, kept, block)?;
-        push(places, &self.layout, room, at, run);
-        Ok(())
+        state.take_block(at, kept, places)
     }
 }

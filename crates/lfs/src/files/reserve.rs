@@ -16,11 +16,10 @@ use crate::files::open_files::OpenFiles;
 use crate::files::parts::CHANGE_BYTES;
 use crate::files::places::Taken;
 use crate::log::staging::Staging;
-use crate::names::node::Node;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
+use crate::space::reservations::Reserved;
 use crate::space::{Ask, Need};
 use crate::transaction::relief::{Patience, Relief};
-use crate::transaction::reservations::Reserved;
 use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
@@ -30,9 +29,6 @@ use std::sync::{Arc, Weak};
 
 /// Runs that are tried before space is requested, if there is none for all runs.
 const FEW: usize = 16;
-
-/// Most bytes of a small file (M16).
-pub(crate) const SMALL_BYTES: u64 = 16 << 10;
 
 /// Requests for space without success, in a row, before the write is refused.
 const ROUNDS: u32 = 3;
@@ -55,15 +51,6 @@ fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
     match taken {
         Ok(MapFuture::Now(Some(Err(error)))) | Err(error) => is_full(error),
         Ok(_) => false,
-    }
-}
-
-impl State {
-    /// Whether a file is small: write-back then puts its content into a record, so that the content
-    /// of many files is written together (M16).
-    pub fn is_small(&self, ino: u64) -> bool {
-        let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
-        self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 }
 
@@ -100,12 +87,7 @@ impl GiveBack for Share {
         for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
             files.staging.forget(&(place.device_offset..place.device_offset + place.len));
         }
-        for place in places {
-            if let Some(at) = files.layout.place_at(place.device_offset) {
-                state.space.segments.hold(at.segment, place.len as i64);
-            }
-        }
-        state.give_back(&files.layout, places);
+        state.give_back_reserved(places);
         drop(state);
         if is_waited_for {
             files.reservation_ended.wake_all();
@@ -124,13 +106,7 @@ impl OpenFiles {
     /// dropped with places that were not published. True: the caller has to wake the checkpoint
     /// that waits for it (checkpoint.H14), after the lock.
     pub fn end_grant(&self, state: &mut State, key: u64) -> bool {
-        if let Some(Reserved { grant, segments, .. }) = state.reservations.remove(key) {
-            if !self.plant.has(Planted::GrantKept) {
-                state.space.ledger.end(grant);
-            }
-            segments.iter().for_each(|segment| state.space.land(*segment));
-        }
-        state.frozen.as_mut().is_some_and(|frozen| frozen.in_flight.remove(&key))
+        state.end_reservation(key, self.plant.has(Planted::GrantKept))
     }
 }
 
@@ -202,18 +178,14 @@ impl FileOps {
         }
         let grant = state.grant(&Ask { placed, flying, ..Ask::log(cost, growth) }, need)?;
         if staged {
-            state.space.log_takes_content();
+            state.log_takes_content();
         }
-        let mut segments = Vec::with_capacity(places.len());
-        for place in places {
-            let Some(at) = files.layout.place_at(place.device_offset) else { continue };
-            state.space.segments.hold(at.segment, -(place.len as i64));
-            state.space.segments.fly(at.segment, 1);
-            segments.push(at.segment);
-        }
-        let sequence = state.counters.next_sequence();
+        let at = |place: &Place| Some((files.layout.place_at(place.device_offset)?, place.len));
+        let places: Vec<_> = places.iter().filter_map(at).collect();
+        let segments = places.iter().map(|(at, _)| at.segment).collect();
+        let sequence = state.counters().next_sequence();
         let reserved = Reserved { grant, flush_failures, sequence, segments };
-        state.reservations.insert(key, reserved);
+        state.reserve(key, reserved, &places);
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 
@@ -339,7 +311,7 @@ impl FileOps {
                 continue;
             }
             // The content was accepted: if other tasks take the space, it only waits (M14).
-            if !patience.lasts(files.state.lock().space.recorded()) {
+            if !patience.lasts(files.state.lock().space().recorded()) {
                 return Err(error);
             }
         }

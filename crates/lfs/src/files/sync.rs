@@ -13,9 +13,7 @@ use crate::names::content::Content;
 use crate::names::node::Node;
 use crate::names::times_wanted::TimesWanted;
 use crate::space::Need;
-use crate::transaction::outstanding::WriteOut;
-use crate::transaction::state::State;
-use crate::transaction::sync_errors::Lost;
+use crate::transaction::file_states::Unwritten;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::Ino;
@@ -31,79 +29,6 @@ const OVERWRITE_ROUNDS: u32 = 4;
 /// Most files whose records one commit of a volume sync covers, and most of their dirty bytes.
 const TOGETHER: usize = 1024;
 const TOGETHER_BYTES: u64 = 4 << 20;
-
-impl State {
-    /// After a successful commit: checks that an inode is completely in the log.
-    ///
-    /// # Errors
-    /// Some of its content, or its size, is not.
-    fn check_published(&mut self, ino: u64) -> Result<()> {
-        match self.unpublished_of(ino) {
-            None => Ok(()),
-            Some(Lost::Size) => {
-                Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
-            }
-            Some(Lost::Run) => Err(self.lost_of(ino)),
-            Some(Lost::Data) => {
-                Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
-            }
-        }
-    }
-
-    /// A program gets an error of an inode whose content may be lost. Without an opener the loss
-    /// has no other end (sync_errors.E21).
-    pub fn note_loss_reported(&mut self, ino: u64) {
-        self.sync_errors.note_seen(ino);
-        let node = self.nodes.get(ino);
-        if node.is_none_or(|node| node.opens == 0) {
-            if let Some(content) = node.and_then(|node| node.content.as_ref()) {
-                content.file.mapping.forget_seen_loss();
-            }
-            self.sync_errors.note_closed(ino);
-        }
-    }
-
-    /// After a successful commit: checks that all inodes are completely in the log. The error also
-    /// reports the losses of all inodes.
-    ///
-    /// # Errors
-    /// The error of the first inode that is not, of those with lost content if there are any.
-    fn check_all_published(&mut self) -> Result<()> {
-        let mut failed = Unwritten::default();
-        for ino in self.sync_errors.inos() {
-            if let Err(error) = self.check_published(ino) {
-                failed.add(ino, error, self.sync_errors.fails(ino, Lost::Run));
-            }
-        }
-        self.reported(failed)
-    }
-
-    /// The result for a program, which has seen what is lost from now on.
-    fn reported(&mut self, failed: Unwritten) -> Result<()> {
-        failed.lost.iter().for_each(|ino| self.note_loss_reported(*ino));
-        failed.error.map_or(Ok(()), Err)
-    }
-}
-
-/// Files that could not be written.
-#[derive(Default)]
-struct Unwritten {
-    /// The first error of a file that has lost content; without such a file, the first error.
-    error: Option<Error>,
-    /// The files with lost content.
-    lost: Vec<u64>,
-}
-
-impl Unwritten {
-    fn add(&mut self, ino: u64, error: Error, is_lost: bool) {
-        if is_lost && self.lost.is_empty() {
-            self.error = Some(error);
-        } else {
-            self.error.get_or_insert(error);
-        }
-        self.lost.extend(is_lost.then_some(ino));
-    }
-}
 
 impl OpenFiles {
     /// Makes all changes durable, with outstanding content. The caller returns the error to a
@@ -121,7 +46,7 @@ impl OpenFiles {
             }
             let ticket = self.last_ticket();
             self.commit(ticket, false).await?;
-            if self.state.lock().outstanding.settle(ticket) {
+            if self.state.lock().settle_outstanding(ticket) {
                 return Ok(());
             }
         }
@@ -172,16 +97,17 @@ impl OpenFiles {
         self.write_outstanding_first().await;
         let ticket = self.last_ticket();
         self.commit(ticket, here).await?;
-        Ok(self.state.lock().outstanding.settle(ticket))
+        Ok(self.state.lock().settle_outstanding(ticket))
     }
 
     /// Writes the outstanding content of all files. A file stays outstanding until it is written,
     /// so that no other task syncs past it meanwhile.
     async fn write_outstanding(&self) -> Unwritten {
-        let inos = self.state.lock().outstanding.inos();
+        let inos = self.state.lock().files().outstanding().inos();
         let mut failed = Unwritten::default();
         for ino in inos {
-            let Some((content, mut begun, is_past)) = self.begin_outstanding(ino) else { continue };
+            let begun = self.state.lock().begin_write_out(ino);
+            let Some((content, mut begun, is_past)) = begun else { continue };
             // Content that a repair of the log has lost is in the cache or nowhere, and the file
             // itself may not have seen a failed flush. During a flush of the file its blocks cannot
             // be written again: then a loss fails the sync, unless only past openers had it.
@@ -194,38 +120,14 @@ impl OpenFiles {
             if let Err(error) = self.unless_removed(&content, done) {
                 log::warn!("content of #{ino}, which was truncated and closed: {error}");
                 let state = self.state.lock();
-                let is_lost = state.sync_errors.fails(ino, Lost::Run) && state.has_lost_of(ino);
-                failed.add(ino, if is_lost { state.lost_of(ino) } else { error }, is_lost);
+                let lost = state.failing_loss_of(ino);
+                let is_lost = lost.is_some();
+                failed.add(ino, lost.unwrap_or(error), is_lost);
                 continue;
             }
-            let mut state = self.state.lock();
-            let upto = state.queue.last_ticket();
-            state.outstanding.end(ino, begun, upto);
+            self.state.lock().end_write_out(ino, begun);
         }
         failed
-    }
-
-    /// Records that outstanding content is about to be written. Also returns whether all openers of
-    /// a loss have closed the file. `None`: the inode was removed.
-    fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut, bool)> {
-        let mut state = self.state.lock();
-        let content = state.nodes.get(ino).and_then(|node| node.content.clone());
-        let Some(content) = content else {
-            state.outstanding.forget(ino);
-            return None;
-        };
-        // Recorded before anything is written, so that losses from now on count. Losses from before
-        // the close count, too, if their content is in the cache.
-        let is_lost = state.sync_errors.has(ino, Lost::Run);
-        state.sync_errors.note_used(ino);
-        let is_past = state.sync_errors.may_cover_lost(ino);
-        let mut begun = state.outstanding.begin(ino, is_lost);
-        // What was lost was written, punched or truncated since. If records lack the size, this
-        // write-out has it.
-        if !state.has_lost_of(ino) {
-            begun = begun.whole();
-        }
-        Some((content, begun, is_past))
     }
 
     /// Writes outstanding content before a commit without a sync (maintenance.Z15). Errors are
@@ -249,7 +151,7 @@ impl OpenFiles {
     /// Writes a file out before a rename puts it in the place of another one.
     pub async fn write_out_replacing(&self, content: &Arc<Content>) -> Result<()> {
         if self.has_sync_errors.is_set() {
-            self.state.lock().sync_errors.note_used(content.ino.0);
+            self.state.lock().note_used(content.ino.0);
         }
         let done = self.unless_removed(content, content.file.write_out().await);
         self.passed_on(content.ino, done)
@@ -260,7 +162,7 @@ impl OpenFiles {
     pub fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let state = self.state.lock();
-        let node = state.nodes.get(content.ino.0);
+        let node = state.names().node(content.ino.0);
         let own = node.and_then(|node| node.content.as_ref());
         match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
             true => Err(error),
@@ -274,7 +176,7 @@ impl OpenFiles {
         if !self.has_sync_errors.is_set() {
             return Ok(());
         }
-        let with_lost = self.state.lock().sync_errors.note_sync_of_all();
+        let with_lost = self.state.lock().note_sync_of_all();
         let mut result = Ok(());
         for ino in with_lost {
             let done = self.with_space(|state| state.publish_closed_end(ino)).await;
@@ -294,7 +196,7 @@ impl OpenFiles {
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
                 longer || !settled
             };
-            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_unsynced);
+            let nodes = state.names().nodes().map(|(_, node)| node).filter(is_unsynced);
             nodes.filter_map(|node| node.content.clone()).collect()
         };
         let mut rest = &contents[..];
@@ -326,7 +228,7 @@ impl OpenFiles {
             let state = self.state.lock();
             let is_longer =
                 |node: &&Node| node.live_size().is_some_and(|size| size > node.published());
-            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_longer);
+            let nodes = state.names().nodes().map(|(_, node)| node).filter(is_longer);
             nodes.filter_map(|node| node.content.clone()).collect()
         };
         contents.iter().for_each(|content| content.file.publish_size());
@@ -340,8 +242,8 @@ impl OpenFiles {
     pub async fn write_out_dirty(&self) {
         let dirty: Vec<Arc<Content>> = {
             let state = self.state.lock();
-            let is_dirty = state.accepted_bytes(0) > 0 && !state.life.is_read_only();
-            let contents = state.nodes.iter().filter_map(|(_, node)| node.content.as_ref());
+            let is_dirty = state.accepted_bytes(0) > 0 && !state.life().is_read_only();
+            let contents = state.names().nodes().filter_map(|(_, node)| node.content.as_ref());
             contents.filter(|c| is_dirty && !c.file.mapping.is_settled()).cloned().collect()
         };
         for content in dirty {

@@ -31,7 +31,7 @@ pub(crate) struct FileMap {
     changes: Changes,
     frozen: Option<Arc<Changes>>,
     /// Blocks that the device has lost: reads of them fail, whatever the changes have.
-    pub lost: LostBlocks,
+    lost: LostBlocks,
     /// Inodes by data id, as far as they are known.
     owners: BTreeMap<u64, u64>,
     /// Data ids below this one may be in the tree, or frozen.
@@ -222,6 +222,28 @@ impl FileMap {
     /// Whether a checkpoint is merging changes of this data.
     pub fn is_frozen(&self, data_id: u64) -> bool {
         self.frozen.as_ref().is_some_and(|frozen| frozen.contains_key(&data_id))
+    }
+
+    /// Blocks that the device has lost.
+    pub fn lost(&self) -> &LostBlocks {
+        &self.lost
+    }
+
+    /// Notes lost blocks of a file, an inode and its data id; `birth`: that of their content.
+    pub fn note_lost(&mut self, file: (u64, u64), blocks: Range<u64>, birth: u64) {
+        self.lost.add(file, blocks, birth);
+    }
+
+    /// Forgets the lost blocks of a data id.
+    pub fn forget_lost(&mut self, data_id: u64) {
+        self.lost.forget(data_id);
+    }
+
+    /// Lost blocks from `end` on went with the size that covered them.
+    pub fn end_lost(&mut self, data_id: u64, end: u64) {
+        if !self.lost.is_empty() {
+            self.lost.end(data_id, end..u64::MAX, u64::MAX);
+        }
     }
 
     /// Changes since the last freeze.

@@ -28,11 +28,9 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
-use crate::format::usage::{Segment as Entry, Stream};
+use crate::format::usage::Segment as Entry;
 use crate::log::Head;
 use crate::recover::rollforward::{Found, Replay, roll_forward};
-use crate::space::segment::Phase;
-use crate::transaction::counters::Counters;
 use crate::transaction::items::load_orphans;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
@@ -70,14 +68,11 @@ pub(crate) async fn find(
     let entries = usage_entries(tree, newest).await?;
     check_growth(entries.len(), newest.segment_count)?;
     let mut state = State::new(layout);
-    state.nodes.set_count(newest.inode_count);
-    state.counters = Counters::of(newest);
-    state.map.set_tree_data_ids(newest.next_data_id);
-    state.root = root_of(newest, FILES_TREE)?;
-    let root = state.root;
+    state.load_numbers(newest, options.inode_cache_bytes);
+    let root = root_of(newest, FILES_TREE)?;
+    state.load_tree(root, newest.next_data_id);
     load_orphans(tree, &root, &mut state).await?;
-    state.cache.bytes_max = options.inode_cache_bytes;
-    state.space.segments.load(&entries, newest.checkpoint)?;
+    state.load_usage(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
     let is_larger = entries.len() < newest.segment_count as usize;
     let is_clean = newest.state & STATE_CLEAN != 0
@@ -87,7 +82,7 @@ pub(crate) async fn find(
     } else {
         roll_forward(device, tree, newest, state, options, replay).await?
     };
-    if let Err(error) = found.state.counters.check() {
+    if let Err(error) = found.state.counters().check() {
         if !options.read_only {
             return Err(error);
         }
@@ -141,17 +136,14 @@ async fn find_nodes(
     older: Option<&Superblock>,
     state: &mut State,
 ) -> Result<Vec<[Place; 2]>> {
-    let space = &mut state.space;
-    for segment in space.segments.adopt_trees() {
-        space.nodes.adopt(segment);
-    }
+    state.adopt_trees();
     let (mut count, mut usage) = (0, Vec::new());
     let roots = [FILES_TREE, USAGE_TREE].map(|tree| root_of(newest, tree));
     for root in roots {
         let root = root?;
         let mut seen = |places: [Place; 2]| {
             for place in places {
-                if !space.nodes.found(place) {
+                if !state.note_node(place) {
                     let text =
                         format!("tree {}: a node at {place:?}, not a place for one", root.tree);
                     return Err(corrupt("tree", text));
@@ -165,15 +157,14 @@ async fn find_nodes(
         };
         tree.places(&root, &mut seen).await?;
     }
-    state.tree_nodes = count;
+    state.set_node_count(count);
     for older in older.into_iter() {
         for root in [FILES_TREE, USAGE_TREE].iter().filter_map(|tree| root_of(older, *tree).ok()) {
-            let space = &mut state.space;
             let mut seen = |places: [Place; 2]| {
-                let new = places.iter().filter(|place| space.nodes.found(**place));
+                let new = places.iter().filter(|place| state.note_node(**place));
                 let new: Vec<Place> = new.copied().collect();
                 let more = !new.is_empty();
-                space.nodes.hold(new);
+                state.hold_nodes(new);
                 Ok(more)
             };
             if let Err(error) = tree.places(&root, &mut seen).await {
@@ -181,9 +172,7 @@ async fn find_nodes(
             }
         }
     }
-    for segment in state.space.nodes.release() {
-        state.space.segments.give_back(segment);
-    }
+    state.free_empty_trees();
     Ok(usage)
 }
 
@@ -217,7 +206,7 @@ impl Opened {
             (Some(_), _) => First::Part,
             (None, Some(end)) if frees => {
                 // As in a replay in parts, the segment there does not die (bounded.R28).
-                end.segment.into_iter().for_each(|segment| state.space.segments.fly(segment, 1));
+                end.segment.into_iter().for_each(|segment| state.keep_alive(segment));
                 // The youngest generation: no record or segment behind the end attaches to it.
                 *head = Head { generation: head.generation, ..end };
                 First::Whole
@@ -227,7 +216,7 @@ impl Opened {
                 return Ok(First::None);
             }
         };
-        state.space.segments.reclaim(newest);
+        state.reclaim(newest);
         Ok(first)
     }
 
@@ -247,14 +236,13 @@ impl Opened {
         let Found { state, head, .. } = &mut self.found;
         head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
         // Birth numbers that were drawn and never recorded must not be drawn again.
-        state.counters.skip_sequences(UNRECORDED_BIRTHS);
+        state.skip_sequences(UNRECORDED_BIRTHS);
         if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
-            let next = self.found.state.nodes.count() + 1;
-            self.found.state.counters.restart_inos(next);
+            self.found.state.restart_inos();
         }
         let Found { state, head, .. } = &mut self.found;
         head.previous = head.segment.or(head.previous);
-        state.space.segments.reclaim(newest);
+        state.reclaim(newest);
         if plant.has(Planted::TailReused) && head.segment.is_some() {
             return Ok(());
         }
@@ -264,21 +252,6 @@ impl Opened {
 
 /// Moves the head of the log into a segment to which nothing has been written.
 pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
-    // A segment that is dead in the newest checkpoint is safe here. Nothing is written to it until
-    // a new slot is durable. Then neither of the two newest checkpoints refers to it.
-    let taken = state.space.take_log().or_else(|error| state.space.take_dead_log().ok_or(error))?;
-    (head.segment, head.offset) = (Some(taken), 0);
-    state.space.log_head(u64::from(state.layout.first_record()));
+    (head.segment, head.offset) = (Some(state.take_first_log()?), 0);
     Ok(())
-}
-
-impl crate::space::segment::Segments {
-    /// Reopens the tree segments of a usage table that was just loaded. Their nodes are counted one
-    /// by one afterwards.
-    fn adopt_trees(&mut self) -> Vec<u32> {
-        let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);
-        let trees: Vec<u32> = trees.map(|(segment, _)| segment).collect();
-        trees.iter().for_each(|segment| self.open_again(*segment));
-        trees
-    }
 }

@@ -31,19 +31,14 @@ use crate::format::place::{Geometry, Place};
 use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::Where;
-use crate::names::node::Node;
 use crate::transaction::resources::Resources;
-use crate::transaction::state::State;
-use crate::transaction::sync_errors::{LeftOut, Lost, lost_error};
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
-use forebay_cache::rangeset::RangeSet;
 use forebay_iomap::ops::is_bad;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// A run that the repair wrote again.
@@ -94,10 +89,10 @@ impl Resources {
             let mut state = self.state.lock();
             // A dropped repair may have left it: the turn of that task ended with its last write
             // (log.L9).
-            state.space.give_back_probed();
-            runs.extend(state.queue.iter().flat_map(stale));
+            state.give_back_probed();
+            runs.extend(state.queue().iter().flat_map(stale));
             let places = runs.iter().map(|run| run.at).collect();
-            owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
+            owners(records.iter().chain(state.queue().iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         let mut cut_inos = BTreeMap::new();
@@ -138,11 +133,11 @@ impl Resources {
         let geometry = &self.layout.geometry;
         let since = (failures, self.log.next_flush());
         let mut renew = |record: &mut Pending| renew(record, &written, since, &mut sizes, geometry);
-        state.queue.rewrite(&mut renew)?;
+        state.rewrite_records(&mut renew)?;
         records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {
             if let Some((data_id, _)) = owners.get(at) {
-                state.map.renew(*data_id, *at, &again.sums);
+                state.renew(*data_id, *at, &again.sums);
             }
         }
         refused.map_or(Ok(()), Err)
@@ -173,14 +168,14 @@ impl Resources {
     /// Whether the device accepts any write. This writes to a free segment, whose content does not
     /// matter.
     async fn takes_writes(&self, hold: &Hold) -> bool {
-        let Ok(segment) = self.state.lock().space.take_probed() else { return false };
+        let Ok(segment) = self.state.lock().take_probed() else { return false };
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;
         if is_bad(&done) {
             self.writes_failed(&[at]);
         }
-        self.state.lock().space.give_back_probed();
+        self.state.lock().give_back_probed();
         done.is_ok()
     }
 
@@ -241,7 +236,7 @@ impl Resources {
         let unit = self.layout.block_bytes();
         let content = {
             let state = self.state.lock();
-            let node = state.nodes.get(ino).filter(|node| node.inode.data_id == data_id)?;
+            let node = state.names().node(ino).filter(|node| node.inode.data_id == data_id)?;
             node.content.clone()
         };
         if let Some(content) = content
@@ -251,7 +246,7 @@ impl Resources {
         }
         let newer = {
             let state = self.state.lock();
-            let piece = state.map.known(data_id, block).ok()?;
+            let piece = state.map().known(data_id, block).ok()?;
             match piece.at {
                 Where::Hole => {
                     into.fill(0);
@@ -279,7 +274,7 @@ impl Resources {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
         let mut state = self.state.lock();
-        let owners = owners(records.iter().chain(state.queue.iter()), &places, geometry)?;
+        let owners = owners(records.iter().chain(state.queue().iter()), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             if let Some(owner) = owners.get(&run.at) {
@@ -291,135 +286,7 @@ impl Resources {
         let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
         let mut omit = |record: &mut Pending| without(record, &places, &datas, geometry);
         records.iter_mut().try_for_each(&mut omit)?;
-        state.queue.rewrite(omit)
-    }
-}
-
-impl State {
-    /// Notes that a run is lost, and left out of its record. `owner`: its data id and first block.
-    fn note_lost(&mut self, run: &Run, (data_id, first): (u64, u64)) {
-        let unit = self.layout.block_bytes();
-        let (mut at, end) = (first, first + run.len / unit);
-        while at < end {
-            // Blocks that were overwritten since are not lost.
-            let blocks = match self.map.known(data_id, at) {
-                Ok(piece) => {
-                    let skip = ((at - first) * unit) as u32;
-                    let place = Place::new(run.at.segment, run.at.offset + skip);
-                    let blocks = piece.blocks.min(end - at);
-                    if piece.at == Where::Run(place) {
-                        let file = (run.ino, data_id);
-                        self.map.lost.add(file, at..at + blocks, piece.birth);
-                    }
-                    blocks
-                }
-                Err(unknown) => unknown,
-            };
-            at = at.saturating_add(blocks);
-        }
-        self.leave_out(data_id, run.ino);
-        let lose = |node: &mut Node| {
-            let is_own = data_id == node.inode.data_id;
-            if is_own {
-                (node.regrow, node.regrown) = (true, 0);
-            }
-            is_own
-        };
-        // An inode that is not in memory gets `regrow` when it is loaded.
-        let is_own = self.nodes.update(run.ino, lose).unwrap_or_else(|| self.has_lost(data_id));
-        if is_own {
-            let is_open = self.nodes.get(run.ino).is_some_and(|node| node.opens > 0);
-            self.sync_errors.add_lost(run.ino, is_open);
-            self.outstanding.note_lost(run.ino);
-        }
-    }
-
-    /// Notes that records have less of this data than the memory.
-    fn leave_out(&mut self, data_id: u64, ino: u64) {
-        let left = LeftOut { ino, ticket: self.queue.last_ticket() };
-        self.sync_errors.leave_out(data_id, left);
-    }
-
-    /// The error of a sync of an inode whose content is lost. It names the first lost range.
-    pub fn lost_of(&self, ino: u64) -> Error {
-        let data_id = self.nodes.get(ino).map_or(0, |node| node.inode.data_id);
-        let lost = self.map.lost.next(data_id, 0).unwrap_or_default();
-        lost_error("commit", ino, &lost, self.layout.block_bytes())
-    }
-
-    /// Why an inode cannot be synced after a successful commit. Lost content counts no more once it
-    /// is overwritten or truncated. If a size was removed together with it, that size must be
-    /// recorded again first.
-    pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        if self.sync_errors.has(ino, Lost::Run) {
-            let lacks = match self.nodes.get(ino) {
-                Some(node) => {
-                    let is_recorded = node.published() >= node.inode.size;
-                    let has_size = is_recorded && node.unlogged_size.is_none();
-                    !has_size || self.has_lost(node.inode.data_id)
-                }
-                // A repair may have removed a size since the inode left memory.
-                None => self.map.lost.has_of(ino) || self.sync_errors.has_left_out_of(ino),
-            };
-            if !lacks {
-                // A checkpoint that corrected the size while content was lost has set it.
-                self.nodes.update(ino, |node| node.regrow = false);
-                self.sync_errors.remove(ino, Lost::Run);
-            }
-        }
-        self.sync_errors.worst(ino)
-    }
-
-    /// How much of this size records may have (lfs.I15). `None`: nothing, because content is lost
-    /// and openers of that time are left. Later openers get a size that covers lost blocks, except
-    /// those at the end.
-    pub fn recordable_size(&self, ino: u64, data_id: u64, size: u64) -> Option<u64> {
-        if !self.has_lost(data_id) {
-            return Some(size);
-        }
-        let (unit, end) = (self.layout.block_bytes(), size.div_ceil(self.layout.block_bytes()));
-        let kept = || size.min(self.map.lost.end_without(data_id, end) * unit);
-        self.sync_errors.may_cover_lost(ino).then(kept)
-    }
-
-    /// The growth beyond `published` that records may have.
-    pub fn recordable_growth(&self, grown: Size, published: u64) -> Option<Size> {
-        let size = self.recordable_size(grown.ino, grown.data_id, grown.size);
-        size.filter(|size| *size > published).map(|size| Size { size, ..grown })
-    }
-
-    /// The recorded size, and the lost blocks that follow it: no record may end with them.
-    pub fn covered_size(&self, ino: u64, node: &Node) -> u64 {
-        let (published, unit) = (node.published(), self.layout.block_bytes());
-        let Some(live) = node.live_size().filter(|live| *live > published) else {
-            return published;
-        };
-        if !self.sync_errors.may_cover_lost(ino) {
-            return published;
-        }
-        let end = self.map.lost.end_from(node.inode.data_id, published / unit) * unit;
-        live.min(published.max(end))
-    }
-
-    /// Which of these blocks of an inode are lost.
-    pub fn lost_blocks(&self, ino: u64, of: &RangeSet) -> Vec<Range<u64>> {
-        let Some(data_id) = self.nodes.get(ino).map(|node| node.inode.data_id) else {
-            return Vec::new();
-        };
-        let next = |from: &Range<u64>| self.map.lost.next(data_id, from.end);
-        let lost = std::iter::successors(self.map.lost.next(data_id, 0), next);
-        lost.flat_map(|run| of.within(run)).collect()
-    }
-
-    /// Whether some content of an inode in memory is lost.
-    pub fn has_lost_of(&self, ino: u64) -> bool {
-        self.nodes.get(ino).is_some_and(|node| self.has_lost(node.inode.data_id))
-    }
-
-    /// Whether some content of this data id is lost, and was neither overwritten nor truncated
-    /// since.
-    pub fn has_lost(&self, data_id: u64) -> bool {
-        self.map.lost.next(data_id, 0).is_some()
+        state.rewrite_records(omit)
     }
 }
 

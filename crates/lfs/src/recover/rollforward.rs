@@ -106,7 +106,7 @@ pub(crate) async fn roll_forward(
     replay: Replay,
 ) -> Result<Found> {
     let mut walk = Walk::new(device, tree, superblock, state, options, replay);
-    walk.state.space.segments.found(superblock.log_head.segment, Stream::Log);
+    walk.state.note_named(superblock.log_head.segment, Stream::Log);
     walk.scan_headers().await?;
     let generations = walk.headers.values().flatten().map(|header| header.generation);
     let youngest = generations.max().unwrap_or(0);
@@ -136,8 +136,8 @@ impl<'a> Walk<'a> {
         options: &'a OpenOptions,
         replay: Replay,
     ) -> Self {
-        let (head, layout) = (Head::of(superblock), state.layout);
-        let counters = state.counters.snapshot();
+        let (head, layout) = (Head::of(superblock), *state.layout());
+        let counters = state.counters().snapshot();
         Self {
             device,
             tree,
@@ -167,7 +167,7 @@ impl Walk<'_> {
         let other = |s: &crate::space::segment::Segment| {
             s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
         };
-        let segments = &self.state.space.segments;
+        let segments = self.state.space().segments();
         let may_be = |segment: &u32| !segments.get(*segment).is_some_and(other);
         let may_be: Vec<u32> = (0..self.layout.segments).filter(may_be).collect();
         self.read_headers(may_be).await
@@ -361,7 +361,7 @@ impl Walk<'_> {
         if let Some(header) = younger.max_by_key(|header| header.generation) {
             self.head = enter(header, self.head);
             self.named = None;
-            self.state.space.segments.found(header.segment, Stream::Log);
+            self.state.note_named(header.segment, Stream::Log);
         }
     }
 
@@ -434,7 +434,7 @@ impl Walk<'_> {
             self.named = if header.is_some() { None } else { Some(next) };
             if let Some(header) = header.copied() {
                 self.head = enter(&header, self.head);
-                self.state.space.segments.found(header.segment, Stream::Log);
+                self.state.note_named(header.segment, Stream::Log);
             }
         }
         held.next = self.head;
@@ -458,7 +458,7 @@ impl Walk<'_> {
     async fn apply(&mut self, held: &Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
-        self.state.space.segments.found(held.at.segment, Stream::Log);
+        self.state.note_named(held.at.segment, Stream::Log);
         let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
         self.load_missing(&changes).await?;
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
@@ -468,7 +468,7 @@ impl Walk<'_> {
                 Error::new(error.kind(), "recover", text)
             })?;
             if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
-                self.state.space.segments.found(place.segment, Stream::Data);
+                self.state.note_named(place.segment, Stream::Data);
             }
         }
         self.state.evict();
@@ -484,7 +484,7 @@ impl Walk<'_> {
                 continue;
             }
             let ahead = self.state.ahead(want);
-            let part = load::read(self.tree, self.state.root, want, ahead).await?;
+            let part = load::read(self.tree, self.state.tree().root(), want, ahead).await?;
             match ahead.is_window {
                 true => self.state.insert_window(want, part)?,
                 false => self.state.insert_part(want, part)?,

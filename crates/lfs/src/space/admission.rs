@@ -14,9 +14,18 @@
 //! reservation holds space for them. P22 writes past the cache leave that space alone. P23 a part
 //! of the space is for the last blocks of files that are truncated, so that truncates and syncs
 //! work on a full volume. Overwrites of stored content may use the reserve that new content may not
-//! (capacity.P25).
+//! (capacity.P25). P27 bytes that are granted in advance count as arriving until a write draws
+//! them. Each look at the accepted bytes takes the rest of the advance back first. So no decision
+//! about space sees bytes that no write has asked for, and what was drawn had its space at the
+//! grant.
 //!
-//! Locks: the state lock, held by the caller; arriving and dirty bytes are counted without it.
+//! ```text
+//!   admit, under the state lock ──the bytes of the write──▶ arriving
+//!                               └─the advance, if it fits──▶ drawn by later writes, without lock
+//!                                                        └──▶ taken back by a look at the ledger
+//! ```
+//! Locks: the state lock, held by the caller; arriving and dirty bytes, and the advance, are
+//! counted without it.
 
 use crate::format::MAX_EXTENT_BLOCKS;
 use forebay_base::units::KIB;
@@ -42,12 +51,17 @@ pub(crate) struct AcceptedContent {
     domain: Option<Arc<Domain>>,
     /// Bytes that were admitted and are not counted as dirty yet.
     arriving: AtomicU64,
+    /// Of these, the bytes that no write has drawn (P27).
+    advance: AtomicU64,
 }
+
+/// Bytes that are granted in advance together with those of a write, if there is space (P27).
+pub(crate) const ADVANCE_BYTES: u64 = 1 << 20;
 
 impl AcceptedContent {
     /// For the files whose pages are in `domain`.
     pub fn of(domain: Option<Arc<Domain>>) -> Self {
-        Self { domain, arriving: AtomicU64::new(0) }
+        Self { domain, ..Self::default() }
     }
 
     /// The bytes of accepted content. Bytes that are changing from one state to the next may be
@@ -61,6 +75,27 @@ impl AcceptedContent {
     /// Counts bytes of an admitted write as arriving.
     pub fn admit(&self, bytes: u64) {
         self.arriving.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Grants bytes in advance. The caller has found space for them.
+    pub fn grant_advance(&self, bytes: u64) {
+        // In this order, so that the advance is never more than what counts.
+        self.arriving.fetch_add(bytes, Ordering::AcqRel);
+        self.advance.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Draws the bytes of a write from the advance: they are arriving. False: it has too few.
+    pub fn draw(&self, bytes: u64) -> bool {
+        let rest = |advance: u64| advance.checked_sub(bytes);
+        self.advance.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest).is_ok()
+    }
+
+    /// Takes the rest of the advance back.
+    pub fn end_advance(&self) {
+        if self.advance.load(Ordering::Acquire) > 0 {
+            let rest = self.advance.swap(0, Ordering::AcqRel);
+            self.arriving.fetch_sub(rest, Ordering::AcqRel);
+        }
     }
 
     /// Ends the arrival of admitted bytes: they are dirty now, or the write failed.
@@ -96,4 +131,25 @@ impl Growth {
 /// The number of extents that content in one address range becomes if it is written in parts.
 pub(crate) fn extents_of(bytes: u64, block_bytes: u64) -> u64 {
     (bytes / block_bytes).div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + bytes / PART_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// P27: drawn bytes stay arriving, the rest of an advance ends, and no byte is drawn twice.
+    #[test]
+    fn p27_advance_is_drawn_once_and_its_rest_taken_back() {
+        let accepted = AcceptedContent::default();
+        assert!(!accepted.draw(1), "nothing was granted");
+        accepted.admit(10);
+        accepted.grant_advance(100);
+        assert_eq!(accepted.bytes(), 110, "it counts at once");
+        assert!(accepted.draw(60) && !accepted.draw(41), "no byte is drawn twice");
+        accepted.end_advance();
+        assert_eq!(accepted.bytes(), 70, "what was drawn is arriving");
+        assert!(!accepted.draw(1), "the rest has ended");
+        accepted.arrived(70);
+        assert_eq!(accepted.bytes(), 0);
+    }
 }

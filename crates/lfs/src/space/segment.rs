@@ -548,6 +548,17 @@ impl Segments {
     }
 }
 
+impl Segments {
+    /// Reopens the tree segments of a usage table that was just loaded. Their nodes are counted one
+    /// by one afterwards.
+    pub fn adopt_trees(&mut self) -> Vec<u32> {
+        let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);
+        let trees: Vec<u32> = trees.map(|(segment, _)| segment).collect();
+        trees.iter().for_each(|segment| self.open_again(*segment));
+        trees
+    }
+}
+
 #[cfg(test)]
 mod tests;
 

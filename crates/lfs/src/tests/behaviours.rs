@@ -104,8 +104,8 @@ impl Lab {
     /// Where each block is.
     fn places(&self) -> Vec<String> {
         let state = self.volume.0.state.lock();
-        let data_id = state.nodes.get(self.file.ino().0).unwrap().inode.data_id;
-        let overlay = state.map.overlay(data_id).unwrap();
+        let data_id = state.names().node(self.file.ino().0).unwrap().inode.data_id;
+        let overlay = state.map().overlay(data_id).unwrap();
         let place = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => format!("{place:?}"),
             _ => "none".into(),
@@ -190,8 +190,8 @@ fn d16_volume_writes_separate_dirty_blocks_as_one_run() {
         }
         lab.sync().await;
         let state = lab.volume.0.state.lock();
-        let data_id = state.nodes.get(lab.file.ino().0).unwrap().inode.data_id;
-        let overlay = state.map.overlay(data_id).unwrap();
+        let data_id = state.names().node(lab.file.ino().0).unwrap().inode.data_id;
+        let overlay = state.map().overlay(data_id).unwrap();
         let at = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => lab.volume.0.layout.device_offset(place),
             _ => panic!("block {block} has no place"),

@@ -251,7 +251,7 @@ fn w17_segments_of_removed_files_become_free_unrequested() {
         let checkpoint_age = Duration::ZERO;
         let options = OpenOptions { checkpoint_age, ..setup.options(&world) };
         let (volume, file) = open(&disk, options).await;
-        let free = || volume.0.state.lock().space.segments.free() * (64 << 10);
+        let free = || volume.0.state.lock().space().segments().free() * (64 << 10);
         let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
         let make = async |as_name| {
             let (new, flags) = (NewInode::of(FileKind::File, 0o644), OpenFlags::WRITE);

@@ -52,8 +52,8 @@ pub fn shown(volume: &Volume) -> String {
         let (live, held, settled) = (s.live_bytes, s.held_bytes, s.is_settled());
         format!("{n}: {:?} {:?} live {live} held {held} settled {settled}", s.phase, s.stream)
     };
-    let all: Vec<String> = state.space.segments.iter().map(one).collect();
-    let (free, room) = (state.space.segments.free(), state.data_room(Need::New));
+    let all: Vec<String> = state.space().segments().iter().map(one).collect();
+    let (free, room) = (state.space().segments().free(), state.data_room(Need::New));
     let stats = volume.clean_stats();
     format!(
         "free {free}, room {room}, for the cleaner {}, {stats:?}\n{}",
@@ -124,8 +124,8 @@ fn segment_that_cleaner_has_filled_is_not_old() {
         let (volume, ..) = sparse(&setup, &disk, None).await;
         let youngest = || {
             let state = volume.0.state.lock();
-            let now = state.counters.next_sequence();
-            let used = state.space.segments.iter().filter(|(_, s)| s.phase != Phase::Free);
+            let now = state.counters().next_sequence();
+            let used = state.space().segments().iter().filter(|(_, s)| s.phase != Phase::Free);
             used.map(|(_, segment)| segment.age(now)).min().unwrap()
         };
         assert!(youngest() > 0, "all content was written before");
@@ -184,19 +184,19 @@ fn k22_k24_pass_keeps_its_space_and_dead_segments_count_as_free() {
         let victims = inner.cleaner.pick_now();
         let (planned, room) = {
             let state = inner.state.lock();
-            (state.space.clean_planned(), state.data_room(Need::New))
+            (state.space().clean_planned(), state.data_room(Need::New))
         };
         assert!(!victims.is_empty() && planned > 0, "{victims:?}");
-        let left = |segment: &u32| inner.state.lock().room.left_of(*segment);
+        let left = |segment: &u32| inner.state.lock().space().room().left_of(*segment);
         assert!(victims.iter().all(|segment| left(segment) == 0), "K23");
-        inner.state.lock().space.plan_clean(planned + 3);
+        inner.state.lock().plan_clean(planned + 3);
         let less = inner.state.lock().data_room(Need::New);
         assert_eq!(room - less, 3 * inner.layout.segment_bytes(), "data leaves it alone");
         assert!(volume.clean().await.unwrap());
-        assert_eq!(inner.state.lock().space.clean_planned(), 0);
+        assert_eq!(inner.state.lock().space().clean_planned(), 0);
         let dead = || {
             let state = inner.state.lock();
-            state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Dead).count()
+            state.space().segments().iter().filter(|(_, s)| s.phase == Phase::Dead).count()
         };
         volume.checkpoint().await.unwrap();
         let waiting = dead();
@@ -251,7 +251,7 @@ async fn live_in(
 
 fn sealed(volume: &Volume) -> usize {
     let state = volume.0.state.lock();
-    state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
+    state.space().segments().iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
 }
 
 /// clean.C41, clean.C42, clean.C44: moved content is unchanged, with its birth and sums. The
@@ -264,7 +264,7 @@ fn c41_c42_c44_moved_content_is_unchanged() {
     disk.world().run(async {
         let (volume, _file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+        let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
         let (before, pin) = volume.0.piece_at(data_id, 0).await.unwrap();
         let (sealed_before, free) = (sealed(&volume), volume.free_space().bytes);
         assert!(volume.clean().await.unwrap());
@@ -276,7 +276,7 @@ fn c41_c42_c44_moved_content_is_unchanged() {
         }
         let Where::Run(place) = before.at else { panic!("{before:?}") };
         let phase = |volume: &Volume| {
-            volume.0.state.lock().space.segments.get(place.segment).unwrap().phase
+            volume.0.state.lock().space().segments().get(place.segment).unwrap().phase
         };
         assert_eq!(phase(&volume), Phase::Dead, "C44: it is read");
         drop(pin);
@@ -300,7 +300,7 @@ fn c42_damaged_block_stays_damaged() {
     disk.world().run(async {
         let (volume, file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+        let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
         let (bad, _) = volume.0.piece_at(data_id, 8).await.unwrap();
         let Where::Run(place) = bad.at else { panic!("{bad:?}") };
         let offset = volume.0.layout.device_offset(place);
@@ -315,7 +315,7 @@ fn c42_damaged_block_stays_damaged() {
         assert!(stats.bad_blocks == 1 && stats.moved_bytes > 0, "{stats:?}");
         assert_eq!(volume.0.piece_at(data_id, 8).await.unwrap().0.at, bad.at, "it stays");
         assert_eq!(
-            volume.0.state.lock().space.segments.get(place.segment).unwrap().phase,
+            volume.0.state.lock().space().segments().get(place.segment).unwrap().phase,
             Phase::Sealed
         );
         drop(file);
@@ -365,7 +365,7 @@ fn v11_buffers_of_pass_count_until_it_ends() {
         let (volume, _file, _) = sparse(&setup, &disk, None).await;
         let handle = volume.clone();
         let task = async move { assert!(handle.clean().await.unwrap()) };
-        let taken = || volume.0.state.lock().cleaning_bytes;
+        let taken = || volume.0.state.lock().space().cleaning_bytes();
         assert_eq!(taken(), 0);
         disk.world().spawn("clean", Box::pin(task));
         let mut most = 0;

@@ -78,17 +78,17 @@ impl Lab {
         let node = |at: u64| {
             let state = self.volume.0.state.lock();
             let place = self.volume.0.layout.place_at(at);
-            place.is_some_and(|place| state.space.nodes.has_segment(place.segment))
+            place.is_some_and(|place| state.space().nodes().has_segment(place.segment))
         };
         reads.filter(|entry| !node(entry.offset)).map(|entry| entry.len).sum()
     }
 
     fn left(&self) -> usize {
-        self.volume.0.state.lock().left.len()
+        self.volume.0.state.lock().files().retained_count()
     }
 
     fn is_in_memory(&self, ino: Ino) -> bool {
-        self.volume.0.state.lock().nodes.contains(ino.0)
+        self.volume.0.state.lock().names().has_node(ino.0)
     }
 }
 

@@ -85,7 +85,7 @@ fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
     let report = compare(&volume, &memory, &config, seed, count);
     let report = report.unwrap_or_else(|mismatch| panic!("{mismatch}"));
     assert!(report.done > count / 5, "{report:?}");
-    volume.0.state.lock().check_cache();
+    volume.0.state.lock().names().check_cache();
     block_on(volume.close()).unwrap();
     drop(volume);
     let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();
@@ -136,7 +136,7 @@ fn f1_to_f8_hold_on_a_volume() {
         // The first read updates `atime`, where it is kept; the second one leaves it unchanged.
         block_on(Tree::read(&volume, Times::Exact)).unwrap();
         let before = block_on(Tree::read(&volume, Times::Exact)).unwrap();
-        volume.0.state.lock().check_cache();
+        volume.0.state.lock().names().check_cache();
         block_on(volume.close()).unwrap();
         drop(volume);
         let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();

@@ -45,7 +45,7 @@ async fn write_block(file: &OpenFileRef, fill: u8, flags: IoFlags) -> Result<()>
 
 /// Where the block of a file is on the device.
 async fn place_of(volume: &Volume, ino: Ino) -> u64 {
-    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+    let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
     let found = volume.0.piece_at(data_id, 0).await.unwrap().0.at;
     let Where::Run(place) = found else { panic!("a run, not {found:?}") };
     volume.0.layout.device_offset(place)
@@ -110,7 +110,7 @@ fn failed_log_write_keeps_direct_write_of_other_file() {
             disk.world().spawn("other", Box::pin(task));
             disk.world().sleep(Duration::from_millis(10)).await;
             write_block(&file, 3, DIRECT).await.expect("its data needs no log");
-            let queued = volume.0.state.lock().queue.len();
+            let queued = volume.0.state.lock().queue().len();
             assert_eq!(queued, 1, "the other's record was taken, this one was not");
             let done = rx.await.expect("it ends");
             assert!(done.is_err() || kind == ErrorKind::NoSpace, "no record of it");

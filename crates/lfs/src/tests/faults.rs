@@ -36,7 +36,7 @@ async fn offset_of(volume: &Volume, ino: Ino) -> u64 {
 }
 
 async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
-    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+    let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
     let place: Place = match volume.0.piece_at(data_id, block).await.unwrap().0.at {
         Where::Run(place) => place,
         other => panic!("a run, not {other:?}"),
@@ -90,7 +90,7 @@ fn sync_after_failed_close_is_found_by_recovery() {
                 if again {
                     volume.close().await.expect("it failed once");
                     assert!(
-                        volume.0.state.lock().life.is_closed()
+                        volume.0.state.lock().life().is_closed()
                             && !volume.0.checkpoints.is_closing()
                     );
                     return Some(1);
@@ -139,7 +139,7 @@ fn bad_place_is_error_of_its_file_until_rewritten() {
             // The cache still has the block.
             synced_at_last(&first).await;
             volume.checkpoint().await.expect("nothing is lost");
-            assert!(volume.0.state.lock().sync_errors.is_empty());
+            assert!(volume.0.state.lock().files().sync_errors().is_empty());
         });
         disk.world().stop();
         disk.heal();
@@ -225,7 +225,7 @@ fn lost_content_is_reported_until_rewritten() {
                 volume.unlink(Ino::ROOT, Name::new(b"first").unwrap()).await.unwrap();
             }
             volume.checkpoint().await.expect("nothing that is wanted is lost");
-            assert!(volume.0.state.lock().sync_errors.is_empty());
+            assert!(volume.0.state.lock().files().sync_errors().is_empty());
         });
         disk.world().stop();
         disk.heal();

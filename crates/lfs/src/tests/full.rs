@@ -9,6 +9,7 @@ use crate::format::usage::Stream;
 use crate::space::{Ask, Need};
 use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::setup::Setup;
+use crate::transaction::state::State;
 use crate::volume::fsck::fsck;
 use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
@@ -254,8 +255,10 @@ fn full_volume_can_be_opened_and_emptied() {
             {
                 let mut state = volume.0.state.lock();
                 let nodes = state.checkpoint_nodes(Default::default());
-                while state.space.segments.free() > state.space.nodes.room().segments_for(nodes) {
-                    state.space.segments.take(Stream::Data).unwrap();
+                while state.space().segments().free()
+                    > state.space().nodes().room().segments_for(nodes)
+                {
+                    state.take_segment(Stream::Data).unwrap();
                 }
             }
             volume.checkpoint().await.unwrap();
@@ -277,7 +280,10 @@ fn full_volume_can_be_opened_and_emptied() {
         disk.world().run(async {
             let volume = open(&setup, &disk).await.expect("it opens");
             empty(&volume, &made).await;
-            assert!(volume.0.state.lock().orphans.is_empty(), "it went when there was room");
+            assert!(
+                volume.0.state.lock().names().orphans().is_empty(),
+                "it went when there was room"
+            );
         });
         disk.world().stop();
     }
@@ -397,14 +403,14 @@ fn p26_log_leaves_segments_for_nodes() {
         let mut leaves = 0;
         loop {
             let mut state = volume.0.state.lock();
-            state.space.log_takes_content();
+            state.log_takes_content();
             if !state.log_leaves() {
-                assert!(state.space.log_is_used(), "segments are free");
+                assert!(state.space().log_is_used(), "segments are free");
                 assert!(!state.can_move_log(0, 0) && state.can_move_log(1, 0));
                 break;
             }
-            let left = state.space.segments.take(Stream::Log).unwrap();
-            state.space.segments.seal(left);
+            let left = state.take_segment(Stream::Log).unwrap();
+            state.seal_segment(left);
             leaves += 1;
         }
         assert!(leaves > 0);
@@ -427,7 +433,7 @@ fn dropped_checkpoint_and_close_have_no_effect() {
         let f = file(&volume, "f").await.unwrap();
         write(&f, "f", 0, 4 * UNIT).await.unwrap();
         volume.syncfs().await.unwrap();
-        let slots = |volume: &Volume| volume.0.state.lock().space.nodes.used();
+        let slots = |volume: &Volume| volume.0.state.lock().space().nodes().used();
         volume.checkpoint().await.unwrap();
         volume.checkpoint().await.unwrap();
         let used = slots(&volume);
@@ -443,7 +449,7 @@ fn dropped_checkpoint_and_close_have_no_effect() {
             })
             .await;
             drop(making);
-            if volume.0.state.lock().life.is_closed() {
+            if volume.0.state.lock().life().is_closed() {
                 break;
             }
             let name = format!("n{polls}");
@@ -453,7 +459,7 @@ fn dropped_checkpoint_and_close_have_no_effect() {
         if volume.0.checkpoints.is_closing() {
             volume.close().await.expect("what is left of it works");
         }
-        if !volume.0.state.lock().life.is_closed() {
+        if !volume.0.state.lock().life().is_closed() {
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
             }
@@ -504,7 +510,7 @@ fn direct_writes_wait_for_memory_of_their_changes() {
             let bytes = AlignedBuf::copy_of(&content("f", offset, UNIT));
             file.write(offset, bytes, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
             let state = volume.0.state.lock();
-            most = most.max(state.map.tree_bytes() + state.items.bytes());
+            most = most.max(state.map().tree_bytes() + state.names().items().bytes());
         }
         assert!((4 << 10..16 << 10).contains(&most), "{most} bytes");
         verify(&volume, "f", 128 * UNIT).await;
@@ -523,14 +529,15 @@ fn t11_inapplicable_change_has_no_effect() {
         let file = file(&volume, "f").await.unwrap();
         volume.syncfs().await.unwrap();
         let mut state = volume.0.state.lock();
-        let before = (state.space.ledger.log_bytes(), state.queue.len(), state.orphans.len());
+        let counts = |state: &State| {
+            let (space, names) = (state.space(), state.names());
+            (space.ledger().log_bytes(), state.queue().len(), names.orphans().len())
+        };
+        let before = counts(&state);
         let changes = [Change::AddOrphan(file.ino().0), Change::AddOrphan(4711)];
         let error = state.append(&changes, Need::Urgent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert_eq!(
-            (state.space.ledger.log_bytes(), state.queue.len(), state.orphans.len()),
-            before
-        );
+        assert_eq!(counts(&state), before);
     });
     disk.world().stop();
 }
@@ -557,7 +564,7 @@ fn p22_writes_past_the_cache_leave_space_of_accepted_content() {
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
         dirty.sync(true).await.expect("it was accepted");
-        assert!(volume.0.state.lock().reservations.is_empty());
+        assert!(volume.0.state.lock().space().reservations().is_empty());
         verify(&volume, "d", 32 * UNIT).await;
         verify(&volume, "e", size).await;
     });

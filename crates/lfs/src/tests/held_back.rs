@@ -150,7 +150,7 @@ fn next_caller_is_answered(runs: bool, segments: u64) {
         assert!(ends(&world, next).await, "J6: it waits for a caller that does not run");
         drop((first, file));
         for grant in grants {
-            volume.0.state.lock().space.ledger.end(grant);
+            volume.0.state.lock().end_grant(grant);
         }
         volume.close().await.unwrap();
     });

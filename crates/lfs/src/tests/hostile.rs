@@ -178,7 +178,7 @@ fn log_with_huge_numbers_is_not_replayed_for_writing() {
             create(&volume, "f").await.unwrap();
             volume.syncfs().await.unwrap();
             let (head, layout) = (volume.0.log.ctl.lock().head, volume.0.layout);
-            let free = volume.0.state.lock().space.take_log().unwrap();
+            let free = volume.0.state.lock().take_log().unwrap();
             let at = Place::new(head.segment.unwrap(), head.offset);
             match in_header {
                 true => {

@@ -28,7 +28,7 @@ const LATE: u64 = 1_000_000_000;
 fn log_segments(volume: &Volume, phase: Option<Phase>) -> usize {
     let state = volume.0.state.lock();
     let is_in = |this: Phase| this != Phase::Free && phase.is_none_or(|phase| phase == this);
-    let segments = state.space.segments.iter();
+    let segments = state.space().segments().iter();
     segments.filter(|(_, this)| this.stream == Stream::Log && is_in(this.phase)).count()
 }
 
@@ -109,7 +109,7 @@ fn segment_of_dropped_repair_becomes_free() {
             let before = log_segments(&volume, Some(Phase::Open));
             let (direct, keep) = (AlignedBuf::copy_of(&[2; BLOCK]), Privileges::Keep);
             file.write(0, direct, IoFlags::DIRECT, keep).await.1.unwrap();
-            let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+            let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
             let found = volume.0.piece_at(data_id, 0).await.unwrap().0.at;
             let Where::Run(place) = found else { panic!("a run, not {found:?}") };
             disk.inject(failing(BioOp::Flush));

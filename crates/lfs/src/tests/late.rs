@@ -205,7 +205,7 @@ fn files_truncated_by_path_leave_memory() {
         for ino in &inodes {
             assert_eq!(volume.getattr(*ino).await.unwrap().size, 0);
         }
-        let left = volume.0.state.lock().nodes.len();
+        let left = volume.0.state.lock().names().node_count();
         assert!(left < 40, "{left} of {} stay", inodes.len());
         // New content after such a truncate is still written out before a commit of another file.
         let (_, file) = create(&volume, "f7").await.unwrap();

@@ -124,6 +124,31 @@ fn overwrite(file: &OpenFileRef) {
     done.expect("its block is dirty").unwrap();
 }
 
+/// admission.P27. The story: each write that dirtied a new block took the lock to ask for its
+/// space, so threads that wrote different files waited for each other. Now one hold grants the
+/// space of many such writes. A look at the ledger ends the rest of it.
+#[test]
+fn lock_count_of_new_blocks_is_zero_within_advance() {
+    Fixture::run(async |fixture| {
+        let (a, b) = (fixture.open("a").await, fixture.open("b").await);
+        for file in [&a, &b] {
+            // The first growth of an opened file looks what is behind its end.
+            write(file, 4096, &[2; 4096]).await.unwrap();
+        }
+        let look = || fixture.volume.room_bytes();
+        let count = async |file: &OpenFileRef, block: u64| {
+            fixture.count(write(file, 4096 * block, &[2; 4096])).await.0
+        };
+        look();
+        assert_eq!(count(&a, 2).await, 1, "it asks for space, and for more in advance");
+        assert_eq!(count(&a, 3).await, 0, "a new block at the end");
+        assert_eq!(count(&b, 4).await, 0, "a new block of another file, behind a hole");
+        look();
+        assert_eq!(count(&b, 3).await, 1, "P27: the look has ended the advance");
+        assert_eq!(count(&b, 2).await, 0, "a block in the hole");
+    });
+}
+
 /// The story: each cached read and each write took the lock to move times, which mostly did not
 /// have to move. Threads that used different files waited for each other. Only the first access
 /// after a change still takes it.
@@ -169,7 +194,7 @@ fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
         assert!(second.mtime > first.mtime && second.ctime == second.mtime, "S20: stat shows them");
         let state = || fixture.volume.0.state.lock();
         let recorded = |time: &dyn Fn(&crate::format::inode::Inode) -> i64| {
-            time(&state().nodes.get(file.ino().0).unwrap().recorded)
+            time(&state().names().node(file.ino().0).unwrap().recorded)
         };
         assert!(recorded(&|inode| inode.mtime.seconds) < second.mtime.sec, "S14: not yet");
         file.sync(false).await.unwrap();
@@ -297,6 +322,6 @@ fn lock_count_of_removals_by_a_mount_is_one() {
         }
         let same = (root, name("full"));
         assert!(volume.rename_keeping(same, same, none, &|_| true).await.unwrap().is_none());
-        assert_eq!(volume.0.state.lock().nodes.get(full.0).unwrap().opens, 0);
+        assert_eq!(volume.0.state.lock().names().node(full.0).unwrap().opens, 0);
     });
 }

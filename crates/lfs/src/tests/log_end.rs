@@ -74,7 +74,7 @@ fn ended_on(disk: &SimDisk, more: bool, idle: bool) -> Ended {
             volume.syncfs().await.unwrap();
         }
         let end = head(&volume);
-        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+        let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
         let Where::Run(block) = volume.0.piece_at(data_id, 1).await.unwrap().0.at else {
             panic!("the content lies in a run")
         };

@@ -327,7 +327,7 @@ fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
 async fn until_closed(volume: &Volume, disk: &SimDisk, ino: Ino) {
     let is_closed = || {
         let state = volume.0.state.lock();
-        let node = state.nodes.get(ino.0).unwrap();
+        let node = state.names().node(ino.0).unwrap();
         node.opens == 0 && node.content.is_none()
     };
     for n in 0..20 {
@@ -403,7 +403,7 @@ fn loss_while_inode_is_evicted_is_noticed() {
             damaged.sync(true).await.expect_err("the flush fails");
             drop(damaged);
             until_closed(&volume, disk, ino).await;
-            let evicted = volume.0.state.lock().forget(ino.0);
+            let evicted = volume.0.state.lock().forget_node(ino.0);
             assert!(evicted.is_some_and(|node| !node.regrow), "no repair yet");
             // The commit of another file does the repair.
             let (_, other) = create(&volume, "other").await.unwrap();

@@ -195,7 +195,7 @@ fn write_out_before_a_checkpoint_may_need_a_checkpoint() {
             }
             drop(again);
         }
-        let outstanding = || volume.0.state.lock().outstanding.len();
+        let outstanding = || volume.0.state.lock().files().outstanding().len();
         assert!(outstanding() > 0, "closed files have content that is not written");
         let before = volume.0.checkpoints.number();
         World::sleep(&**disk.world(), 5 * age).await;
@@ -369,9 +369,9 @@ fn sync_of_many_times_on_full_volume_is_not_refused() {
         for file in &files {
             assert_eq!(read(file, BLOCK).await, [1; BLOCK]);
         }
-        assert!(volume.0.state.lock().nodes.moved().count() as u64 >= FILES, "their times moved");
+        assert!(volume.0.state.lock().names().moved().count() as u64 >= FILES, "their times moved");
         volume.syncfs().await.expect("it has space for times");
-        assert!(volume.0.state.lock().nodes.moved().next().is_none());
+        assert!(volume.0.state.lock().names().moved().next().is_none());
         drop((files, large));
         volume.close().await.unwrap();
     });

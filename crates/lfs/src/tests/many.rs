@@ -89,8 +89,12 @@ fn neighbours_come_with_what_is_missing() {
     assert!(each < 1.0, "{each} nodes for each file in order");
     {
         let state = many.volume.0.state.lock();
-        state.check_cache();
-        assert!(state.cache.bytes() < 3 << 20, "{} of 2 MiB", state.cache.bytes());
+        state.names().check_cache();
+        assert!(
+            state.names().cache().bytes() < 3 << 20,
+            "{} of 2 MiB",
+            state.names().cache().bytes()
+        );
     }
     // Opened again with very small caches: lookups load inodes without neighbours, and are right.
     block_on(many.volume.close()).unwrap();
@@ -103,8 +107,12 @@ fn neighbours_come_with_what_is_missing() {
         let many = Many { device, world, volume, dirs };
         (0..20_000).step_by(97).chain(5000..5100).for_each(|n| many.look_up(n));
         let state = many.volume.0.state.lock();
-        state.check_cache();
-        assert!(state.cache.bytes() <= inode_cache_bytes + (64 << 10), "{}", state.cache.bytes());
+        state.names().check_cache();
+        assert!(
+            state.names().cache().bytes() <= inode_cache_bytes + (64 << 10),
+            "{}",
+            state.names().cache().bytes()
+        );
         drop(state);
         block_on(many.volume.close()).unwrap();
     }
@@ -239,13 +247,13 @@ fn m16_write_back_of_small_files_goes_into_records() {
     let (write_back, state) = (IoFlags::START_WRITEBACK, &volume.0.state);
     for n in 0..2000 {
         written(&volume, n, 4096, write_back);
-        assert!(state.lock().queue.payload_bytes() <= 4 * MIB + 4096, "Q13");
+        assert!(state.lock().queue().payload_bytes() <= 4 * MIB + 4096, "Q13");
     }
-    assert_eq!(state.lock().room.stats.written_back, 0, "M16");
+    assert_eq!(state.lock().space().room().stats.written_back, 0, "M16");
     written(&volume, 2000, 64 << 10, write_back);
-    assert_eq!(state.lock().room.stats.written_back, 1, "it is large");
+    assert_eq!(state.lock().space().room().stats.written_back, 1, "it is large");
     block_on(volume.syncfs()).unwrap();
-    assert_eq!(state.lock().queue.payload_bytes(), 0);
+    assert_eq!(state.lock().queue().payload_bytes(), 0);
     block_on(volume.close()).unwrap();
 }
 
@@ -263,8 +271,8 @@ fn m16_small_files_share_records() {
             assert!(record.payload_bytes() <= layout.max_inline(), "as much as recovery takes");
             layout.record_bytes(record.body.len() as u64, record.payload_bytes())
         };
-        let all: u64 = state.queue.iter().map(bytes).sum();
-        assert!(all < 100 * (4096 + 1024), "{all} bytes in {} records", state.queue.len());
+        let all: u64 = state.queue().iter().map(bytes).sum();
+        assert!(all < 100 * (4096 + 1024), "{all} bytes in {} records", state.queue().len());
     }
     block_on(volume.syncfs()).unwrap();
     drop(volume);
@@ -310,7 +318,7 @@ fn n21_small_files_that_lie_side_by_side_are_read_together() {
     let reads = log.take().iter().filter(|record| record.op == BioOp::Read).count();
     assert!(reads < 30, "{reads} reads of the device for 192 files");
     // Content in the range that was read ahead is overwritten, and a checkpoint is made.
-    let root = volume.0.state.lock().root;
+    let root = volume.0.state.lock().tree().root();
     for n in 200..210 {
         let text = format!("w{n}");
         let name = Name::new(text.as_bytes()).unwrap();
@@ -320,7 +328,7 @@ fn n21_small_files_that_lie_side_by_side_are_read_together() {
         file.write_slice(0, &[77; 4096], flags, Privileges::Keep).unwrap();
     }
     block_on(volume.checkpoint()).unwrap();
-    assert_ne!(root, volume.0.state.lock().root);
+    assert_ne!(root, volume.0.state.lock().tree().root());
     (200..210).for_each(|n| read(n, 77));
     (210..400).for_each(|n| read(n, n as u8));
     block_on(volume.close()).unwrap();

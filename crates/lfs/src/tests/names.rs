@@ -97,7 +97,7 @@ fn s12_files_without_a_name_go_with_a_crash() {
                 {
                     let state = volume.0.state.lock();
                     assert_eq!(
-                        (state.orphans.len(), state.nodes.count()),
+                        (state.names().orphans().len(), state.names().inode_count()),
                         (0, 3),
                         "S12, seed {seed}"
                     );
@@ -124,7 +124,7 @@ fn dirty_data_is_found_where_it_is() {
         write(&file, 12_288, &[2; 10]).await;
         let dirty = || {
             let state = volume.0.state.lock();
-            let content = state.nodes.get(attr.ino.0).unwrap().content.clone().unwrap();
+            let content = state.names().node(attr.ino.0).unwrap().content.clone().unwrap();
             content.file.mapping.dirty_bytes.load(std::sync::atomic::Ordering::SeqCst)
         };
         assert_eq!(dirty(), 8192);
@@ -182,8 +182,8 @@ fn q12_q32_concurrent_loads_end() {
     assert_eq!(tree.nodes.len(), 2 + 4 * (2 * EACH - EACH / 3));
     {
         let state = volume.0.state.lock();
-        state.check_cache();
-        assert!(state.root.places.is_some(), "there were checkpoints");
+        state.names().check_cache();
+        assert!(state.tree().root().places.is_some(), "there were checkpoints");
     }
     block_on(volume.close()).unwrap();
 }

@@ -154,9 +154,9 @@ fn n21_n24_window_does_not_answer_for_content_written_later() {
         write(ino, 203, synced);
         made.push(DirEntry { ino, ..entry.clone() });
     }
-    let root = volume.0.state.lock().root;
+    let root = volume.0.state.lock().tree().root();
     block_on(volume.checkpoint()).unwrap();
-    assert_ne!(root, volume.0.state.lock().root);
+    assert_ne!(root, volume.0.state.lock().tree().root());
     written[..5].iter().for_each(|entry| read(entry, 202));
     written[5..].iter().for_each(|entry| read(entry, 201));
     made.iter().for_each(|entry| read(entry, 203));

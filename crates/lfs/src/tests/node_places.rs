@@ -82,7 +82,7 @@ fn n15_failed_checkpoints_use_up_no_places() {
         let volume = open(&setup, &disk).await.unwrap();
         let (file, inos) = with_files(&volume).await;
         let mut most = 0;
-        let used = || volume.0.state.lock().space.nodes.used();
+        let used = || volume.0.state.lock().space().nodes().used();
         let before = used();
         for round in 1..=40u16 {
             write(&file, 0, &[round as u8; BLOCK]).await.unwrap();
@@ -96,7 +96,7 @@ fn n15_failed_checkpoints_use_up_no_places() {
             assert!(volume.checkpoint().await.is_err(), "{round}");
             most = most.max(used() - before);
         }
-        let each = volume.0.state.lock().tree_nodes + 4;
+        let each = volume.0.state.lock().tree().node_count() + 4;
         assert!(most > 0 && most <= 2 * each, "N15: {most} places, {each} for a checkpoint");
         volume.checkpoint().await.unwrap();
         file.sync(true).await.unwrap();
@@ -116,7 +116,7 @@ fn n16_h19_checkpoints_with_failed_slots_use_up_nothing() {
     let cuts = disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
         let (file, inos) = with_files(&volume).await;
-        let used = || volume.0.state.lock().space.nodes.used();
+        let used = || volume.0.state.lock().space().nodes().used();
         let records = || volume.0.log.ctl.lock().head.sequence;
         let before = used();
         write(&file, 0, &[1; BLOCK]).await.unwrap();
@@ -139,7 +139,7 @@ fn n16_h19_checkpoints_with_failed_slots_use_up_nothing() {
             most = most.max(used() - before);
             cuts.push(disk.power_cut(round.into()));
         }
-        let each = volume.0.state.lock().tree_nodes + 4;
+        let each = volume.0.state.lock().tree().node_count() + 4;
         assert!(most > 0 && most <= 2 * each, "N16: {most} places, {each} for a checkpoint");
         volume.checkpoint().await.unwrap();
         file.sync(true).await.unwrap();
@@ -154,7 +154,7 @@ fn n16_h19_checkpoints_with_failed_slots_use_up_nothing() {
 /// Segments in which a write failed.
 fn failed_segments(volume: &Volume) -> Vec<u32> {
     let state = volume.0.state.lock();
-    let failed = state.space.segments.iter().filter(|(_, segment)| segment.has_failed());
+    let failed = state.space().segments().iter().filter(|(_, segment)| segment.has_failed());
     failed.map(|(segment, _)| segment).collect()
 }
 

@@ -211,10 +211,10 @@ fn o15_volume_whose_log_has_all_segments_opens_for_writing() {
             !matches!(segment.stream, Stream::Log | Stream::None) && segment.live_bytes == 0
         };
         let found: Vec<u32> =
-            volume.0.state.lock().space.segments.iter().filter(dead).map(|(n, _)| n).collect();
+            volume.0.state.lock().space().segments().iter().filter(dead).map(|(n, _)| n).collect();
         assert!(found.is_empty(), "{found:?}");
         // As after a write turn that was dropped: the log moves to another segment.
-        while volume.0.state.lock().space.segments.free() > 0 {
+        while volume.0.state.lock().space().segments().free() > 0 {
             volume.0.log.ctl.lock().repair = true;
             let mark = volume.0.state.lock().append_mark();
             volume.0.commit(mark, false).await.expect("a record of the log");

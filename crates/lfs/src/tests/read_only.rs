@@ -83,7 +83,7 @@ pub(super) async fn lose_block_at_next_flush(
 
 /// The bytes of the device that a block of a file is in.
 pub(super) async fn place_of(volume: &Volume, ino: Ino, block: u64) -> Range<u64> {
-    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+    let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
     let found = volume.0.piece_at(data_id, block).await.unwrap().0.at;
     let Where::Run(place) = found else { panic!("a run, not {found:?}") };
     let at = volume.0.layout.device_offset(place);
@@ -183,7 +183,7 @@ async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
 /// Overwrites both copies of the leaf that contains `key`. Returns their places, and the bytes
 /// before that.
 pub(super) async fn spoil_leaf(volume: &Volume, disk: &SimDisk, key: Key) -> ([Place; 2], Vec<u8>) {
-    let root = volume.0.state.lock().root;
+    let root = volume.0.state.lock().tree().root();
     assert_eq!(root.level, 1, "a root and leaves");
     let mut leaves = Vec::new();
     let mut seen = |places: [Place; 2]| {
@@ -276,7 +276,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
         assert_eq!(read(&file, BLOCK).await, [9; BLOCK]);
         assert_eq!(volume.getattr(inos[9]).await.unwrap().perm, 0o600);
         file.sync(true).await.expect("its content is durable");
-        assert!(volume.0.state.lock().queue.is_empty(), "what was accepted is in the log");
+        assert!(volume.0.state.lock().queue().is_empty(), "what was accepted is in the log");
         assert!(volume.close().await.is_err(), "no checkpoint");
     });
     disk.world().stop();
@@ -338,7 +338,7 @@ fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
         assert!(stop.to_string().contains("neither copy of the node"), "{stop}");
         let refused = create(&volume, "new").await.err().expect("F11");
         assert_eq!(refused.kind(), ErrorKind::ReadOnly, "{refused}");
-        assert!(volume.0.state.lock().queue.is_empty(), "what was accepted is in the log");
+        assert!(volume.0.state.lock().queue().is_empty(), "what was accepted is in the log");
     });
     disk.world().stop();
     disk.heal();
@@ -421,10 +421,13 @@ fn write_reserved_before_stop_is_published_and_synced_after_it() {
             let (block, keep) = (AlignedBuf::copy_of(&[3; BLOCK]), Privileges::Keep);
             let mut work = file.write(0, block, IoFlags::DIRECT, keep);
             let begun = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await;
-            assert!(begun && !volume.0.state.lock().reservations.is_empty(), "it has its place");
+            assert!(
+                begun && !volume.0.state.lock().space().reservations().is_empty(),
+                "it has its place"
+            );
             // As a checkpoint does when it finds a lost node.
             let lost = Error::new(ErrorKind::Corrupt, "checkpoint", "a node is lost");
-            volume.0.state.lock().life.stop(lost);
+            volume.0.state.lock().stop(lost);
             volume.0.is_stopped.store(true, Ordering::Release);
             volume.checkpoint().await.expect_err("a node is lost");
             assert_eq!(work.await.1.expect("it was accepted before").len, BLOCK);

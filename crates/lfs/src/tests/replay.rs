@@ -255,7 +255,7 @@ fn assert_refused_before_writes(disk: &SimDisk) {
 #[test]
 fn late_number_out_of_range_is_refused_before_replay_writes() {
     let draw = async |volume: &Volume, _: &[Ino]| {
-        volume.0.state.lock().counters.skip_sequences(COUNT_MAX);
+        volume.0.state.lock().skip_sequences(COUNT_MAX);
     };
     assert_refused_before_writes(&crashed_with(1200, 0, 0, draw).0);
 }
@@ -280,7 +280,7 @@ fn lost_leaf_of_late_record_is_refused_before_replay_writes() {
             let volume = open(&disk, LARGE_OVERLAY, true).await.unwrap();
             let ino = inos[300];
             let _file = volume.open(ino, OpenFlags::READ).await.unwrap();
-            let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+            let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
             let key = if is_inode { Key::Inode(ino.0) } else { Key::Extent(data_id, 0) };
             spoil_leaf(&volume, &disk, key).await;
         });

@@ -231,7 +231,7 @@ fn blocks_punched_by_recovery_count_for_their_file() {
         let inner = &volume.0;
         {
             let mut state = inner.state.lock();
-            let data_id = state.nodes.get(ino.0).unwrap().inode.data_id;
+            let data_id = state.names().node(ino.0).unwrap().inode.data_id;
             let end = inner.layout.geometry.max_blocks();
             for (block, blocks) in [(2, end - 2), (0, 2)] {
                 let punch = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
@@ -308,9 +308,9 @@ fn closed() -> (Setup, SimDisk, Vec<u64>, u64) {
         let ino = made.0.ino;
         drop(made);
         volume.close().await.unwrap();
-        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+        let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
         let Where::Run(at) = volume.0.piece_at(data_id, 1).await.unwrap().0.at else { panic!() };
-        let root = volume.0.state.lock().root.places.unwrap();
+        let root = volume.0.state.lock().tree().root().places.unwrap();
         let offset = |at: Place| volume.0.layout.device_offset(at);
         let refused = volume.mkdir(Ino::ROOT, Name::new(b"e").unwrap(), &new).await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Shutdown, "it was closed");

@@ -51,12 +51,12 @@ fn q62_inode_scan_makes_no_inode_objects() {
     // The last inodes are still in memory since they were made.
     for ino in &inos[..16_000] {
         assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);
-        objects += u64::from(state().nodes.contains(ino.0));
-        most = most.max(state().windows.bytes());
+        objects += u64::from(state().names().has_node(ino.0));
+        most = most.max(state().names().windows().bytes());
     }
     assert!(objects < 16_000 / 50, "{objects} objects for 16,000 looks");
     assert!((1..=(2 << 20) / 4).contains(&most), "Q62: {most} bytes");
-    state().check_cache();
+    state().names().check_cache();
     assert!(state().names_bytes() < 3 << 20, "{} bytes", state().names_bytes());
 }
 
@@ -87,8 +87,8 @@ fn q62_window_of_large_inodes_ends_at_its_leaves() {
     let (mut objects, mut most) = (0, 0);
     for ino in &inos {
         assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);
-        objects += u64::from(state().nodes.contains(ino.0));
-        most = most.max(state().windows.bytes());
+        objects += u64::from(state().names().has_node(ino.0));
+        most = most.max(state().names().windows().bytes());
     }
     let reads = log.take();
     let read: u64 = reads.iter().filter(|read| read.op == BioOp::Read).map(|read| read.len).sum();
@@ -109,12 +109,12 @@ fn q62_windows_hold_a_part_of_the_bound_together() {
         for ino in &inos[40 * place + at..][..5] {
             assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);
             seen += u64::from(state().in_window(ino.0).is_some());
-            most = most.max(state().windows.bytes());
+            most = most.max(state().names().windows().bytes());
         }
     }
     assert!((1..=(2 << 20) / 4).contains(&most), "Q62: {most} bytes");
     assert!(seen > 80, "{seen} of 160 were in a window");
-    state().check_cache();
+    state().names().check_cache();
 }
 
 /// scan_cache.Q61: a scan reports changes that were made after its window was read, merged or not,
@@ -162,7 +162,7 @@ fn q61_scan_window_shows_recorded_changes() {
             }
         }
         assert!(seen > 100, "seed {seed}: {seen} were in a window");
-        volume.0.state.lock().check_cache();
+        volume.0.state.lock().names().check_cache();
         block_on(volume.close()).unwrap();
     }
 }
@@ -211,7 +211,7 @@ fn removed_empty_file_leaves_no_hole_in_content_tree() {
     }
     block_on(volume.syncfs()).unwrap();
     block_on(volume.checkpoint()).unwrap();
-    let told = || volume.0.state.lock().map.change_count();
+    let told = || volume.0.state.lock().map().change_count();
     let remove = |from: u64, upto: u64| {
         for n in from..upto {
             let text = name(n);

@@ -49,7 +49,7 @@ async fn check_equations(volume: &Volume) -> SpaceStats {
     let is_free = |phase| u64::from(phase == Phase::Free);
     let free: u64 = {
         let state = volume.0.state.lock();
-        state.space.segments.iter().map(|(_, this)| is_free(this.phase)).sum()
+        state.space().segments().iter().map(|(_, this)| is_free(this.phase)).sum()
     };
     assert_eq!(stats.free_segments, free);
     let held = &stats.held_back;

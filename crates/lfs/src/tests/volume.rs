@@ -61,7 +61,7 @@ async fn read(volume: &Volume, name: &str) -> Result<Vec<u8>> {
 
 /// Where the first block of a file is.
 async fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
-    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+    let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
     match volume.0.piece_at(data_id, 0).await.ok()?.0.at {
         Where::Run(place) => Some(place),
         _ => None,
@@ -215,8 +215,8 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             }
             {
                 let state = volume.0.state.lock();
-                assert_eq!(state.space.ledger.log_bytes(), 0, "K12: grants are settled");
-                assert!(state.reservations.is_empty(), "M12: reservations have gone");
+                assert_eq!(state.space().ledger().log_bytes(), 0, "K12: grants are settled");
+                assert!(state.space().reservations().is_empty(), "M12: reservations have gone");
             }
             drop(turn);
             let first = format!("f{}", synced[0]);

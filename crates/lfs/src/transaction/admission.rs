@@ -5,7 +5,7 @@
 
 use crate::format::place::Place;
 use crate::format::usage::USAGE_BYTES;
-use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
+use crate::space::admission::{ADVANCE_BYTES, BLOCK_TREE_BYTES, Growth};
 use crate::space::ledger::{Balance, Kept};
 use crate::space::{Ask, Grant, Need, OtherNeeds};
 use crate::transaction::state::State;
@@ -31,7 +31,7 @@ const ENOUGH_SHARE: u64 = 64;
 impl State {
     /// Bytes of accepted content that has no places yet, plus `more`.
     pub fn accepted_bytes(&self, more: u64) -> u64 {
-        self.space.ledger.unplaced_bytes() + more
+        self.space.ledger().unplaced_bytes() + more
     }
 
     /// The claims on free segments, including what is asked for.
@@ -43,7 +43,7 @@ impl State {
             // With its items in the tree (admission.P21).
             accepted: accepted + (accepted >> geometry.block_shift) * BLOCK_TREE_BYTES,
             edges: self.edge_bytes(),
-            held: self.room.bytes(),
+            held: self.space.room().bytes(),
             pairs: self.checkpoint_nodes(ask.growth.plus(content)),
             spare: self.spare_nodes(),
             least: self.least_nodes(),
@@ -77,8 +77,8 @@ impl State {
     /// `growth`. These are the current checkpoint and the next one. If none is in progress, they
     /// are the next one and the one after it, which frees what the first gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
-        let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
+        let made = self.tree.unmerged_nodes();
+        let made = made.map(|nodes| nodes.saturating_sub(self.space.nodes_taken()));
         made.unwrap_or_else(|| self.table_nodes()) + self.merge_nodes(growth)
     }
 
@@ -87,32 +87,33 @@ impl State {
     pub fn table_nodes(&self) -> u64 {
         let room = crate::btree::write::room_bytes(&self.layout.geometry) as u64;
         let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
-        usage + (self.tree_nodes + 2).min(8)
+        usage + (self.tree.node_count() + 2).min(8)
     }
 
     /// Pairs that new content leaves to operations that make space (space.P24).
     fn spare_nodes(&self) -> u64 {
-        (self.tree_nodes + 2).min(PAIRS_TO_MAKE_ROOM)
+        (self.tree.node_count() + 2).min(PAIRS_TO_MAKE_ROOM)
     }
 
     /// Pairs of nodes that a checkpoint may take if it is made now.
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
-        let more = growth.plus(self.space.ledger.growth());
-        let entries = self.items.len() + 2 * self.map.change_count() + more.entries;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes();
+        let more = growth.plus(self.space.ledger().growth());
+        let entries = self.names.items().len() + 2 * self.map.change_count() + more.entries;
+        let bytes =
+            self.names.items().bytes() + 40 * self.names.items().len() + self.map.tree_bytes();
         let bytes = bytes + more.bytes;
         // An estimate. A change rewrites its leaf and may merge that with a neighbour: two nodes
         // for each, never more than the tree has. Inner nodes are few: `table_nodes` has those of
         // one path. New leaves may be half full, so new items take twice their bytes.
-        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
+        (2 * entries).min(self.tree.node_count()) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }
 
     /// Takes two places for a node. If one of them would be in a segment with a failed write, this
     /// adds another segment (nodes.N14), as long as overwrites also have one.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
-        while self.space.nodes.lacks_sound()
+        while self.space.nodes().lacks_sound()
             && self.has_room(2 * self.layout.segment_bytes(), Need::Overwrite)
             && self.space.has_segment(self.kept().accepted)
             && self.space.add_sound()
@@ -124,6 +125,11 @@ impl State {
     /// (alloc.A13).
     pub fn data_room(&self, need: Need) -> u64 {
         self.balance(&Ask::default()).content_left(need)
+    }
+
+    /// Bytes available for new content, plus those that the cleaner has reserved.
+    pub fn room_and_planned(&self) -> u64 {
+        self.data_room(Need::New) + self.space.clean_planned() * self.layout.segment_bytes()
     }
 
     /// Bytes that new content leaves free for the blocks that truncates make dirty (admission.P23).
@@ -149,14 +155,14 @@ impl State {
     /// so that their segments may become free (alloc.A13).
     pub fn grant(&mut self, ask: &Ask, need: Need) -> Result<Grant> {
         if !self.fits(ask, need) {
-            self.room.return_all(&mut self.space);
+            self.space.return_windows();
             if !self.fits(ask, need) {
                 self.refusal.lacks_space = Some(need);
                 let text = format!("{} bytes of the log wanted", ask.log);
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
         }
-        Ok(self.space.ledger.grant(ask))
+        Ok(self.space.grant(ask))
     }
 
     /// Whether content may go into the log: there is so much space that the log's segments need not
@@ -173,13 +179,21 @@ impl State {
     }
 
     /// Accepts `new` more bytes of content, which are arriving from now on, or returns `NoSpace`.
-    /// `over`: whether the file has stored blocks there, so that this is an overwrite.
+    /// `over`: whether the file has stored blocks there, so that this is an overwrite. If there is
+    /// space, it also grants bytes in advance, which later writes draw without the lock
+    /// (admission.P27).
     pub fn admit(&self, new: u64, need: Need, over: impl FnOnce(&Self) -> bool) -> Result<()> {
+        if self.has_room(new + ADVANCE_BYTES, Need::New) {
+            let accepted = self.space.ledger().accepted();
+            accepted.admit(new);
+            accepted.grant_advance(ADVANCE_BYTES);
+            return Ok(());
+        }
         if !(self.has_room(new, need) || over(self) && self.has_room(new, Need::Overwrite)) {
             let text = format!("{new} bytes in addition to {} dirty ones", self.accepted_bytes(0));
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
-        self.space.ledger.accepted().admit(new);
+        self.space.ledger().accepted().admit(new);
         Ok(())
     }
 
@@ -197,14 +211,14 @@ impl State {
 
     /// Whether few segments are free for new content: at most an eighth of all.
     pub fn is_short(&self) -> bool {
-        let free = self.space.segments.free().saturating_sub(self.kept().new);
+        let free = self.space.segments().free().saturating_sub(self.kept().new);
         free <= u64::from(self.layout.segments) / 8
     }
 
     /// The levels that space is measured by: free segments, bytes for new content, and bytes for
     /// overwrites.
     pub fn space_levels(&self) -> [u64; 3] {
-        [self.space.segments.free(), self.data_room(Need::New), self.data_room(Need::Overwrite)]
+        [self.space.segments().free(), self.data_room(Need::New), self.data_room(Need::Overwrite)]
     }
 
     /// Whether a level is higher than `before`.

@@ -45,7 +45,8 @@ impl Resources {
             resources.is_ageing.store(false, Ordering::Release);
             let is_due = {
                 let state = resources.state.lock();
-                !state.life.is_closed() && (state.items.len() > 0 || state.map.change_count() > 0)
+                !state.life.is_closed()
+                    && (state.names.items().len() > 0 || state.map.change_count() > 0)
             };
             if is_due {
                 resources.requests.post_age();

@@ -117,7 +117,7 @@ impl State {
         for change in changes {
             if let Err(error) = self.apply(change, &resolve) {
                 self.queue.end_change();
-                self.space.ledger.end(grant);
+                self.space.end_grant(grant);
                 return Err(error);
             }
         }
@@ -157,7 +157,7 @@ impl State {
             if let Change::CreateInode(ino, ..) = change {
                 made.push(*ino);
             }
-            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains(*ino);
+            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.names.has_node(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }
@@ -173,16 +173,16 @@ impl State {
         need: Option<Need>,
         growth: Growth,
     ) -> Result<Grant> {
-        let own = share.map_or(0, |key| self.reservations.log_bytes(key)).min(cost);
+        let own = share.map_or(0, |key| self.space.reservations().log_bytes(key)).min(cost);
         let ask = Ask::log(cost - own, growth);
         let mut grant = match need {
             Some(need) => self.grant(&ask, need)?,
-            None => self.space.ledger.grant(&ask),
+            None => self.space.grant(&ask),
         };
         // The caller applies the changes in this hold of the lock: then they count themselves.
-        self.space.ledger.end(grant.split(0, growth));
+        self.space.end_grant(grant.split(0, growth));
         if let Some(key) = share {
-            grant.merge(self.reservations.split(key, own));
+            grant.merge(self.space.split_reserved(key, own));
         }
         Ok(grant)
     }
@@ -197,9 +197,9 @@ impl State {
     /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         for grant in self.queue.remove_cuts() {
-            self.space.ledger.end(grant);
+            self.space.end_grant(grant);
         }
-        let grant = self.space.ledger.grant(&Ask::log(self.layout.cost(0, 0), Growth::default()));
+        let grant = self.space.grant(&Ask::log(self.layout.cost(0, 0), Growth::default()));
         self.enqueue_mark(grant, Some(moves))
     }
 

@@ -72,7 +72,7 @@ impl State {
         let moved = time(now);
         self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (moved, moved));
         let has_privileges = attrs::content_changed(&seen, Privileges::Drop, now).perm.is_some();
-        if let Some(node) = self.nodes.get(ino.0)
+        if let Some(node) = self.names.node(ino.0)
             && let Some(content) = &node.content
             && !has_privileges
             && !node.xattrs.contains_key(XATTR_CAPABILITY)
@@ -89,10 +89,10 @@ impl State {
             return;
         }
         if relatime(&attr, now) {
-            self.nodes.move_atime(ino.0, time(now));
+            self.names.move_atime(ino.0, time(now));
             attr.atime = now;
         }
-        let content = self.nodes.get(ino.0).and_then(|node| node.content.as_ref());
+        let content = self.names.node(ino.0).and_then(|node| node.content.as_ref());
         if let Some(content) = content.filter(|_| !relatime(&attr, now)) {
             content.times.arm_reads(attr.atime);
         }
@@ -136,11 +136,11 @@ impl State {
     pub fn write_times(&mut self, of: Option<Ino>) -> Result<()> {
         let inodes: Vec<u64> = match of {
             Some(ino) => vec![ino.0],
-            None => self.nodes.moved().collect(),
+            None => self.names.moved().collect(),
         };
         for some in inodes.chunks(TIMES_AT_ONCE) {
             let moved =
-                |ino: &u64| Some(Change::SetAttributes(*ino, self.nodes.take_moved_times(*ino)?));
+                |ino: &u64| Some(Change::SetAttributes(*ino, self.names.take_moved_times(*ino)?));
             let changes: Vec<Change<'_>> = some.iter().filter_map(moved).collect();
             if changes.is_empty() {
                 continue;

@@ -16,10 +16,10 @@ impl State {
                 let pin = self.pin(&piece, staging);
                 Known::Piece(piece, pin)
             }
-            Err(blocks) if self.root.places.is_none() || !self.map.may_be_in_tree(data_id) => {
+            Err(blocks) if self.tree.is_empty() || !self.map.may_be_in_tree(data_id) => {
                 Known::Piece(Piece::hole(blocks, 0), None)
             }
-            Err(blocks) => Known::Tree(blocks, self.root),
+            Err(blocks) => Known::Tree(blocks, self.tree.root()),
         }
     }
 
@@ -41,7 +41,7 @@ impl State {
     /// Pins the place of a piece (lookup.M22).
     pub fn pin(&self, piece: &Piece, staging: &Staging) -> Option<Pin> {
         match piece.at {
-            Where::Run(place) => self.space.segments.pin(place.segment).map(|pin| pin as Pin),
+            Where::Run(place) => self.space.segments().pin(place.segment).map(|pin| pin as Pin),
             Where::Staged(at) => staging.pin(at).map(|pin| pin as Pin),
             Where::Hole => None,
         }

@@ -56,14 +56,14 @@ impl State {
     /// Bytes of content that are stored or have places. Content that was overwritten since the last
     /// checkpoint counts twice.
     pub fn content_bytes(&self) -> u64 {
-        let fresh = self.map.fresh_bytes() + self.space.ledger.flying_bytes();
-        self.space.segments.content_bytes() + fresh
+        let fresh = self.map.fresh_bytes() + self.space.ledger().flying_bytes();
+        self.space.segments().content_bytes() + fresh
     }
 
     /// Pairs of nodes that overwrites leave to checkpoints, so that the records of the cleaner can
     /// be merged (P25). They are never more than N.
     pub fn least_nodes(&self) -> u64 {
-        self.tree_nodes.min(NODES_LEAST) + 2 * self.table_nodes()
+        self.tree.node_count().min(NODES_LEAST) + 2 * self.table_nodes()
     }
 
     /// Bytes of segments that a volume needs so that `content` bytes can be overwritten (P25).
@@ -71,10 +71,10 @@ impl State {
         let (block, segment) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let pair = 2 * self.layout.geometry.node_bytes() as u64;
         // The number of inodes comes from a stored root, so it is limited here.
-        let inodes = self.nodes.count().min(u64::from(u32::MAX));
+        let inodes = self.names.inode_count().min(u64::from(u32::MAX));
         let worst = content / block * BLOCK_TREE_BYTES + inodes * INODE_TREE_BYTES;
-        let items = 4 * (self.items.bytes() + growth.bytes);
-        let tree = (self.tree_nodes * pair).max(worst) + items;
+        let items = 4 * (self.names.items().bytes() + growth.bytes);
+        let tree = (self.tree.node_count() * pair).max(worst) + items;
         let nodes = (tree / NODES_SHARE).max(NODES_LEAST * pair).min(tree);
         let nodes = nodes + 2 * self.table_nodes() * pair;
         // The copies of a node lie in different segments.
@@ -100,7 +100,7 @@ impl State {
     pub fn space_stats(&self) -> SpaceStats {
         let mut stats = self.space.stats(self.balance(&Ask::default()).held_back());
         let (free, writable) = (self.data_room(Need::New), self.new_room());
-        stats.open_bytes += self.room.bytes();
+        stats.open_bytes += self.space.room().bytes();
         stats.writable_bytes = writable;
         // Accepted content changes without this lock, between the two.
         stats.held_back.overwrite_bytes = free.saturating_sub(writable);

@@ -22,7 +22,7 @@ impl State {
 
     /// The attributes, with a size that may not be written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
-        let node = match self.nodes.get(ino.0) {
+        let node = match self.names.node(ino.0) {
             Some(node) => {
                 node.looked_at.set(true);
                 node
@@ -40,6 +40,6 @@ impl State {
 
     /// Changes times of an inode, which a later sync must write (state.S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
-        self.nodes.move_times(ino.0, set);
+        self.names.move_times(ino.0, set);
     }
 }

@@ -17,13 +17,12 @@ impl State {
     /// A part of the tree with newer changes laid over it. None: the part is of an old tree
     /// (load.Q21).
     pub fn over(&self, part: Part) -> Option<Laid> {
-        if *part.root() != self.root {
+        if *part.root() != self.tree.root() {
             return None;
         }
         let mut changed = Changed::new();
         // Frozen changes that are merged are in the tree already, so they are skipped.
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        for items in frozen.map(|frozen| &*frozen.items).into_iter().chain([&self.items]) {
+        for items in self.tree.unmerged_items().into_iter().chain([self.names.items()]) {
             let items = items.range(part.keys());
             changed.extend(items.map(|(key, value)| (*key, value.map(Into::into))));
         }
@@ -33,8 +32,8 @@ impl State {
     /// The change of an item that is not in the tree yet: a new value, or a removal. None: there is
     /// no change.
     pub fn changed(&self, key: Key) -> Option<Option<&[u8]>> {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        self.items.get(key).or_else(|| frozen.and_then(|frozen| frozen.items.get(key)))
+        let frozen = || self.tree.unmerged_items().and_then(|items| items.get(key));
+        self.names.items().get(key).or_else(frozen)
     }
 }
 
@@ -79,10 +78,10 @@ impl State {
             }
         }
         self.insert_inode(found);
-        if !is_there && !self.nodes.contains(wanted) {
-            self.cache.note_absent(wanted);
+        if !is_there && !self.names.has_node(wanted) {
+            self.names.note_absent(wanted);
         }
-        self.cache.loaded_to(last.saturating_add(1));
+        self.names.loaded_to(last.saturating_add(1));
         Ok(())
     }
 
@@ -90,26 +89,24 @@ impl State {
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, mut node)) = found.map(Assembly::finish) else { return };
         // An inode number that was never given out is not accepted, even if an image contains it.
-        if self.nodes.contains(ino) || ino >= self.counters.next_ino() {
+        if self.names.has_node(ino) || ino >= self.names.counters().next_ino() {
             return;
         }
         if node.inode.data_id != 0 {
             self.map.set_owner(node.inode.data_id, ino);
         }
-        if !self.map.lost.is_empty() {
-            // Lost blocks behind the end of file went with the size that covered them.
-            let end = node.inode.size.div_ceil(self.layout.block_bytes());
-            self.map.lost.end(node.inode.data_id, end..u64::MAX, u64::MAX);
-        }
+        let end = node.inode.size.div_ceil(self.layout.block_bytes());
+        self.map.end_lost(node.inode.data_id, end);
         // The log may have a smaller size, which a checkpoint corrects (logged.Q2). No record may
         // have a larger one while content is lost.
         let data_id = node.inode.data_id;
-        node.regrow |= self.sync_errors.left_out().contains_key(&data_id) || self.has_lost(data_id);
-        self.keep(ino, node);
+        node.regrow |=
+            self.files.sync_errors().left_out().contains_key(&data_id) || self.has_lost(data_id);
+        self.names.keep(ino, node);
     }
 
     fn insert_entries(&mut self, dir: u64, cookies: Range<u64>, laid: &Laid) -> Result<()> {
-        let (now, kept_from) = (self.cache.now(), self.cache.kept_from());
+        let (now, kept_from) = (self.names.cache().now(), self.names.cache().kept_from());
         let geometry = self.layout.geometry;
         let insert = |node: &mut Node| {
             for (key, value) in laid.iter() {
@@ -124,8 +121,8 @@ impl State {
             node.entries.loaded(cookies, now, kept_from);
             Ok(())
         };
-        let done = self.nodes.update(dir, insert).unwrap_or(Ok(()));
-        self.recount(dir);
+        let done = self.names.update(dir, insert).unwrap_or(Ok(()));
+        self.names.recount(dir);
         done
     }
 }

@@ -66,16 +66,19 @@ impl State {
 
     /// The inode with this number. None: it does not exist.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
-        if let Some(node) = self.nodes.get(ino) {
+        if let Some(node) = self.names.node(ino) {
             node.looked_at.set(true);
             return Ok(Some(node));
         }
         match self.changed(Key::Inode(ino)) {
-            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_absent(ino) => {
+            _ if ino >= self.names.counters().next_ino()
+                || ino == 0
+                || self.names.cache().is_absent(ino) =>
+            {
                 Ok(None)
             }
             Some(None) => Ok(None),
-            None if self.root.places.is_none() => Ok(None),
+            None if self.tree.is_empty() => Ok(None),
             _ => Err(Stop::Missing(Want::Inode(ino))),
         }
     }
@@ -84,18 +87,34 @@ impl State {
     pub fn ahead(&self, want: Want) -> Ahead {
         match want {
             Want::Inode(ino) => {
-                let before = self.windows.before(ino).map(|leaves| leaves * INODES_OF_LEAF);
-                self.cache.inodes_ahead(ino, before)
+                let before = self.names.windows().before(ino).map(|leaves| leaves * INODES_OF_LEAF);
+                self.names.cache().inodes_ahead(ino, before)
             }
             Want::Entries(dir, cookie) => {
                 let (mut size, mut loads, mut end) = (0, 0, None);
-                if let Some(node) = self.nodes.get(dir) {
+                if let Some(node) = self.names.node(dir) {
                     (size, loads) = (node.inode.size, node.entries.load_count());
                     end = node.entries.known_behind(cookie.hash());
                 }
-                self.cache.entries_ahead(size, loads, end)
+                self.names.cache().entries_ahead(size, loads, end)
             }
         }
+    }
+
+    /// An operation is tried. `names_max`: the limit on memory of names, bytes.
+    pub fn begin_operation(&mut self, names_max: usize) {
+        self.names.set_bytes_max(names_max);
+        self.begin_attempt();
+    }
+
+    /// A task begins to wait for a missing part; returns the time (evict.Q32).
+    pub fn begin_wait(&mut self) -> u64 {
+        self.names.begin_wait()
+    }
+
+    /// A task that began at `since` does not wait any more.
+    pub fn end_wait(&mut self, since: u64) {
+        self.names.end_wait(since);
     }
 
     fn hash(&self, name: &[u8]) -> NameHash {

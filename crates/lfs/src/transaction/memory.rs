@@ -47,15 +47,15 @@ impl Held {
 impl State {
     /// The approximate memory of the changes since the last freeze, bytes.
     pub fn changes_bytes(&self) -> u64 {
-        let items = self.items.bytes() + ITEM_BYTES * self.items.len();
+        let items = self.names.items().bytes() + ITEM_BYTES * self.names.items().len();
         items + self.map.tree_bytes() + OVERLAY_BYTES * self.map.changes().len() as u64
     }
 
     /// The memory in use.
     pub fn held(&self) -> Held {
-        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
-        let (changes, names) = (self.changes_bytes() + frozen, self.names_bytes() as u64);
-        Held { changes, cleaning: self.cleaning_bytes, names }
+        let changes = self.changes_bytes() + self.tree.frozen_bytes();
+        let names = self.names_bytes() as u64;
+        Held { changes, cleaning: self.space.cleaning_bytes(), names }
     }
 }
 

@@ -47,7 +47,11 @@ impl State {
             gid: made.gid,
             nlink: made.nlink,
             flags: 0,
-            data_id: if made.kind == FileKind::File { self.counters.next_data_id() } else { 0 },
+            data_id: if made.kind == FileKind::File {
+                self.names.counters().next_data_id()
+            } else {
+                0
+            },
             size,
             stored_bytes: 0,
             rdev: u64::from(made.rdev),
@@ -62,7 +66,7 @@ impl State {
 
     /// Creates an inode with one name.
     fn make(&mut self, at: At<'_>, made: &Made, target: &[u8], now: Timestamp) -> Tried<Attr> {
-        let (cookie, ino) = (self.cookie_for(at)?, Ino(self.counters.next_ino()));
+        let (cookie, ino) = (self.cookie_for(at)?, Ino(self.names.counters().next_ino()));
         let inode = self.new_inode(at.0, made, target.len() as u64, now);
         let mut changes = vec![
             Change::CreateInode(ino.0, inode, target),
@@ -117,10 +121,10 @@ impl State {
         now: Timestamp,
     ) -> Tried<Ino> {
         let made = rules::names::tmpfile(self, dir, new, flags, now)?;
-        let (ino, inode) = (self.counters.next_ino(), self.new_inode(dir, &made, 0, now));
+        let (ino, inode) = (self.names.counters().next_ino(), self.new_inode(dir, &made, 0, now));
         let changes = [Change::CreateInode(ino, inode, &[]), Change::AddOrphan(ino)];
         self.try_append(&changes, Need::New)?;
-        self.nodes.update(ino, |node| node.linkable = made.is_linkable);
+        self.names.update(ino, |node| node.linkable = made.is_linkable);
         Ok(Ino(ino))
     }
 
@@ -135,7 +139,7 @@ impl State {
             changes.push(Change::RemoveOrphan(ino.0));
         }
         self.try_append(&changes, Need::New)?;
-        self.nodes.update(ino.0, |node| node.linkable = false);
+        self.names.update(ino.0, |node| node.linkable = false);
         self.attr("link", ino)
     }
 
@@ -186,14 +190,14 @@ impl State {
             None => None,
         };
         let Some(ino) = held else { return op(self).map(|()| None) };
-        self.nodes.update(ino.0, |node| node.opens += 1);
+        self.names.update(ino.0, |node| node.opens += 1);
         let done = op(self);
-        let is_unnamed = self.nodes.get(ino.0).is_some_and(|node| node.inode.nlink == 0);
+        let is_unnamed = self.names.node(ino.0).is_some_and(|node| node.inode.nlink == 0);
         if done.is_ok() && is_unnamed {
             return Ok(Some(ino));
         }
         // The name and the inode are as before.
-        self.nodes.update(ino.0, |node| node.opens -= 1);
+        self.names.update(ino.0, |node| node.opens -= 1);
         done.map(|()| None)
     }
 

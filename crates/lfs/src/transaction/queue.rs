@@ -26,7 +26,7 @@ impl State {
             self.space.log_takes_content();
         }
         for record in &mut records {
-            self.space.ledger.end(std::mem::take(&mut record.grant));
+            self.space.end_grant(std::mem::take(&mut record.grant));
         }
         if plan.segment.is_some() {
             self.space.log_head(u64::from(plan.end));
@@ -47,7 +47,7 @@ impl State {
                 // become durable.
                 let bytes = (record.body.len() as u64, record.payload_bytes());
                 let ask = Ask::log(self.layout.cost(bytes.0, bytes.1), Growth::default());
-                record.grant = self.space.ledger.grant(&ask);
+                record.grant = self.space.grant(&ask);
             }
         }
         self.queue.put_back(group.records.drain(..));

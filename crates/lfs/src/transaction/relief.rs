@@ -8,7 +8,6 @@
 //!
 //! Lock: the state lock, taken briefly. No lock is held across a wait.
 
-use crate::transaction::lifecycle::Refusal;
 use crate::transaction::requests::Requests;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
@@ -76,8 +75,8 @@ impl Resources {
         loop {
             let (done, is_overfull, recorded) = {
                 let mut state = self.state.lock();
-                state.refusal = Refusal::default();
-                (op(&mut state), state.refusal.is_overfull, state.space.recorded())
+                state.begin_attempt();
+                (op(&mut state), state.refusal.is_overfull, state.space().recorded())
             };
             match done {
                 Err(error) if error.kind() == ErrorKind::NoSpace && patience.lasts(recorded) => {
@@ -112,9 +111,9 @@ impl Resources {
         }
         let waits = state.changes_bytes();
         // Frozen changes may take as much memory as the new ones, so the limit is lower.
-        let most = match &state.frozen {
-            Some(_) => self.options.overlay_bytes / 2,
-            None => self.options.overlay_bytes / 4 * 3,
+        let most = match state.tree.has_frozen() {
+            true => self.options.overlay_bytes / 2,
+            false => self.options.overlay_bytes / 4 * 3,
         };
         match state.queue.len() > QUEUE_MAX || state.queue.payload_bytes() > QUEUE_BYTES_MAX {
             _ if waits > most => Relief::Checkpoint,

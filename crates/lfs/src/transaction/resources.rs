@@ -12,15 +12,14 @@ use crate::log::Log;
 use crate::log::commit::DataRepair;
 use crate::log::queue::Tickets;
 use crate::log::staging::Staging;
+use crate::names::counters::Sequence;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
 use crate::transaction::cleaning::Cleaning;
-use crate::transaction::counters::Sequence;
 use crate::transaction::flag::Flag;
 use crate::transaction::memory::{Held, Memory};
 use crate::transaction::options::OpenOptions;
 use crate::transaction::requests::Requests;
-use crate::transaction::state::State;
 use crate::transaction::state_lock::StateLock;
 use forebay_base::Result;
 use forebay_base::sync::Arc;
@@ -93,11 +92,8 @@ impl Resources {
     /// (segment.W18, runs.R24).
     pub fn writes_failed(&self, offsets: &[u64]) {
         for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
-            let mut state = self.state.lock();
-            let State { room, space, .. } = &mut *state;
-            if space.fail(at.segment) {
+            if self.state.lock().note_write_failed(at.segment) {
                 log::warn!("a write to segment {} failed: others are taken first", at.segment);
-                room.fail(space, at.segment);
             }
         }
     }

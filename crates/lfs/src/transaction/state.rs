@@ -11,36 +11,27 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::btree::empty_root;
 use crate::device::layout::Layout;
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
-use crate::format::superblock::{FILES_TREE, TreeRoot};
+use crate::format::place::Place;
 use crate::format::{corrupt, unsupported};
+use crate::log::Pending;
 use crate::log::queue::RecordQueue;
 use crate::map::file_map::FileMap;
 use crate::map::overlay::{Piece, Sums, Where};
-use crate::names::closed::RetainedMappings;
-use crate::names::content::{Content, PendingWriteBack};
+use crate::names::Names;
+use crate::names::counters::Counters;
 use crate::names::directory::Directory;
-use crate::names::evict::Cache;
 use crate::names::inode::assign;
-use crate::names::inode_table::InodeTable;
-use crate::names::items::Items;
 use crate::names::node::Node;
-use crate::names::scan_cache::Windows;
 use crate::space::Space;
-use crate::space::alloc::runs::Room;
-use crate::transaction::counters::{Counters, RemovedBytes};
-use crate::transaction::frozen::Frozen;
+use crate::transaction::file_states::FileStates;
 use crate::transaction::lifecycle::{Lifecycle, Refusal};
-use crate::transaction::outstanding::Outstanding;
-use crate::transaction::reservations::Reservations;
-use crate::transaction::sync_errors::{Lost, SyncErrors};
+use crate::transaction::tree_state::TreeState;
 use forebay_base::{Error, Result};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn missing(ino: u64) -> Error {
@@ -49,53 +40,23 @@ fn missing(ino: u64) -> Error {
 
 /// The state of an open volume.
 pub(crate) struct State {
-    pub layout: Layout,
-    pub space: Space,
-    /// Runs of data segments that are given out and not in use.
-    pub room: Room,
-    /// The inodes in memory.
-    pub nodes: InodeTable,
-    /// The eviction clock of the inodes.
-    pub cache: Cache,
-    /// Inodes for sequential scans, in stored form.
-    pub windows: Windows,
+    pub(super) layout: Layout,
+    /// Segments, grants, and runs that are not in use.
+    pub(super) space: Space,
+    /// Names and attributes.
+    pub(super) names: Names,
     /// Changes of content that are not in the tree.
-    pub map: FileMap,
-    /// Names and attributes that have changed since the last freeze.
-    pub items: Items,
-    /// The changes that a checkpoint is merging into the tree.
-    pub frozen: Option<Frozen>,
-    /// The tree of the newest durable checkpoint.
-    pub root: TreeRoot,
-    pub orphans: BTreeSet<u64>,
-    /// The next free numbers (S13).
-    pub counters: Counters,
+    pub(super) map: FileMap,
+    /// The tree of the newest durable checkpoint, and what is being merged into it.
+    pub(super) tree: TreeState,
     /// Records that are applied and not laid out yet (S11).
-    pub queue: RecordQueue,
-    /// The reservations of files.
-    pub reservations: Reservations,
-    /// Content of removed inodes, whose dirty data must be dropped.
-    pub removed: Vec<Arc<Content>>,
-    /// Closed inodes that may have data to write back.
-    pub pending_write_back: PendingWriteBack,
-    /// Closed files whose content may be in the page cache.
-    pub left: RetainedMappings,
-    /// Inodes without a name or an opener whose removal found no space.
-    pub unremoved: BTreeSet<u64>,
-    /// Files with outstanding content.
-    pub outstanding: Outstanding,
-    /// The reasons why inodes cannot be synced.
-    pub sync_errors: SyncErrors,
-    /// Content that was removed since the volume was opened.
-    pub removed_bytes: RemovedBytes,
-    /// The approximate number of tree nodes.
-    pub tree_nodes: u64,
-    /// Memory that the cleaner uses for live data and copies, bytes.
-    pub cleaning_bytes: u64,
+    pub(super) queue: RecordQueue,
+    /// Open and recently closed files.
+    pub(super) files: FileStates,
     /// Whether the volume accepts changes.
-    pub life: Lifecycle,
+    pub(super) life: Lifecycle,
     /// Why the last change was refused.
-    pub refusal: Refusal,
+    pub(super) refusal: Refusal,
 }
 
 /// The piece of an extent whose bytes are at `at`.
@@ -115,40 +76,58 @@ impl State {
         Self {
             layout,
             space: Space::new(layout),
-            room: Room::new(&layout),
-            nodes: InodeTable::default(),
-            cache: Cache::new(),
-            windows: Windows::default(),
+            names: Names::new(&layout),
             map: FileMap::new(layout.geometry),
-            items: Items::default(),
-            frozen: None,
-            root: empty_root(FILES_TREE, 0),
-            orphans: BTreeSet::new(),
-            counters: Counters::first(),
+            tree: TreeState::new(),
             queue: RecordQueue::new(),
-            reservations: Reservations::default(),
-            removed: Vec::new(),
-            pending_write_back: PendingWriteBack::default(),
-            left: RetainedMappings::default(),
-            unremoved: BTreeSet::new(),
-            outstanding: Outstanding::default(),
-            sync_errors: SyncErrors::default(),
-            removed_bytes: RemovedBytes::default(),
-            tree_nodes: 0,
-            cleaning_bytes: 0,
+            files: FileStates::default(),
             life: Lifecycle::default(),
             refusal: Refusal::default(),
         }
     }
 
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Changes of content that are not in the tree.
+    pub fn map(&self) -> &FileMap {
+        &self.map
+    }
+
+    /// Records that are applied and not laid out yet.
+    pub fn queue(&self) -> &RecordQueue {
+        &self.queue
+    }
+
+    /// The tree of the newest durable checkpoint.
+    pub fn tree(&self) -> &TreeState {
+        &self.tree
+    }
+
+    /// The next free numbers.
+    pub fn counters(&self) -> &Counters {
+        self.names.counters()
+    }
+
+    /// Names and attributes in memory.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Open and recently closed files.
+    pub fn files(&self) -> &FileStates {
+        &self.files
+    }
+
     /// Changes an inode that a record names. A damaged log may name an inode that does not exist.
     fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Result<T> {
-        self.nodes.update(ino, change).ok_or_else(|| missing(ino))
+        self.names.update(ino, change).ok_or_else(|| missing(ino))
     }
 
     /// Checks that the inode is in memory.
     fn check_node(&self, ino: u64) -> Result<()> {
-        self.nodes.get(ino).map(drop).ok_or_else(|| missing(ino))
+        self.names.node(ino).map(drop).ok_or_else(|| missing(ino))
     }
 
     /// Applies a change. `resolve` finds the place of the bytes of an extent.
@@ -157,12 +136,12 @@ impl State {
         change: &Change<'_>,
         resolve: &dyn Fn(&Extent<'_>) -> Result<Where>,
     ) -> Result<()> {
-        self.counters.note(change);
+        self.names.note_numbers(change);
         match change {
             Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
             Change::SetAttributes(ino, set) => {
                 self.update(*ino, |node| node.change(|inode| assign(inode, set)))?;
-                self.note_inode(*ino)
+                self.names.note_inode(*ino)
             }
             Change::InsertEntry(entry) => self.insert(entry),
             Change::RemoveEntry(entry) => {
@@ -186,19 +165,19 @@ impl State {
             Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
             Change::RemoveXattr(ino, name) => {
                 if let Some(old) = self.update(*ino, |node| node.xattrs.remove(*name))? {
-                    self.note_no_xattr(*ino, name, old.len());
+                    self.names.note_no_xattr(*ino, name, old.len());
                 }
-                self.recount(*ino);
+                self.names.recount(*ino);
                 Ok(())
             }
             Change::AddOrphan(ino) => {
-                self.orphans.insert(*ino);
+                self.names.add_orphan(*ino);
                 self.check_node(*ino)?;
-                self.note_orphan(*ino, true)
+                self.names.note_orphan(*ino, true)
             }
             Change::RemoveOrphan(ino) => {
-                self.orphans.remove(ino);
-                self.note_orphan(*ino, false)
+                self.names.remove_orphan(*ino);
+                self.names.note_orphan(*ino, false)
             }
             Change::RemoveInode(ino, data_id, sequence) => {
                 self.remove_inode(*ino, *data_id, *sequence)
@@ -211,46 +190,40 @@ impl State {
     }
 
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
-        if self.nodes.contains(ino) {
+        if self.names.has_node(ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
         let mut node = Node::new(inode, target);
         if inode.file_type() == Some(FileType::Directory) {
             node.entries = Directory::empty();
         }
-        self.keep(ino, node);
-        self.nodes.note_created();
+        self.names.create(ino, node);
         if inode.data_id != 0 {
             self.map.set_owner(inode.data_id, ino);
         }
-        self.note_inode(ino)?;
-        self.note_target(ino, target)
+        self.names.note_inode(ino)?;
+        self.names.note_target(ino, target)
     }
 
     fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
-        if self.orphans.remove(&ino) {
-            self.note_orphan(ino, false)?;
+        if self.names.remove_orphan(ino) {
+            self.names.note_orphan(ino, false)?;
         }
-        let gone = self.stored_bytes(self.nodes.get(ino).ok_or_else(|| missing(ino))?);
-        self.removed_bytes.add(gone);
+        let gone = self.stored_bytes(self.names.node(ino).ok_or_else(|| missing(ino))?);
+        self.space.note_removed(gone);
         self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
-        self.outstanding.end_truncated(ino);
-        self.sync_errors.forget(ino);
-        if let Some(node) = self.forget(ino) {
-            self.nodes.note_removed();
-            self.note_no_inode(ino, &node);
-            self.removed.extend(node.content);
-            self.left.remove(ino);
+        self.files.note_removal(ino);
+        if let Some(node) = self.names.remove(ino) {
+            self.files.drop_cached(ino, node.content);
         }
         Ok(())
     }
 
     fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
         let old = self.update(ino, |node| node.xattrs.insert(name.into(), value.into()))?;
-        let nonce = self.layout.nonce;
-        self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
-        self.recount(ino);
+        self.names.note_xattr(ino, name, value, old.map(|old| old.len()))?;
+        self.names.recount(ino);
         Ok(())
     }
 
@@ -266,15 +239,15 @@ impl State {
 
     fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
         self.update(at.dir, |node| node.entries.set(at.cookie, at.name, child))?;
-        self.recount(at.dir);
+        self.names.recount(at.dir);
         let item = EntryItem { child: child.0, kind: child.1, name: at.name };
-        self.note_entry(at.dir, at.cookie, item)
+        self.names.note_entry(at.dir, at.cookie, item)
     }
 
     fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
         self.update(at.dir, |node| node.entries.remove(at.cookie))?;
-        self.recount(at.dir);
-        self.note_no_entry(at.dir, at.cookie);
+        self.names.recount(at.dir);
+        self.names.note_no_entry(at.dir, at.cookie);
         Ok(())
     }
 
@@ -283,7 +256,7 @@ impl State {
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
         let count = |inode: &mut Inode| inode.size = inode.size.saturating_add_signed(more);
         self.update(dir, |node| node.change(count))?;
-        self.note_inode(dir)
+        self.names.note_inode(dir)
     }
 
     fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
@@ -312,7 +285,7 @@ impl State {
     fn moved(&mut self, ino: u64, kind: FileType, dir: u64) -> Result<()> {
         if kind == FileType::Directory {
             self.update(ino, |node| node.change(|inode| inode.parent = dir))?;
-            self.note_inode(ino)?;
+            self.names.note_inode(ino)?;
         }
         Ok(())
     }
@@ -322,7 +295,7 @@ impl State {
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
-        let inode = self.nodes.get(size.ino).ok_or_else(|| missing(size.ino))?.inode;
+        let inode = self.names.node(size.ino).ok_or_else(|| missing(size.ino))?.inode;
         if inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
         }
@@ -331,7 +304,7 @@ impl State {
                 node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
                 node.change(|inode| inode.size = inode.size.max(size.size));
             })?;
-            return self.note_inode(size.ino);
+            return self.names.note_inode(size.ino);
         }
         let gone = inode.size.saturating_sub(size.size).min(inode.stored_bytes);
         self.update(size.ino, |node| {
@@ -340,8 +313,8 @@ impl State {
             node.change(|inode| inode.size = inode.size.min(size.size));
             node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
         })?;
-        self.removed_bytes.add(gone);
-        self.note_inode(size.ino)?;
+        self.space.note_removed(gone);
+        self.names.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
         self.map.put(size.data_id, first, &Piece::hole(blocks, size.sequence));
@@ -349,10 +322,10 @@ impl State {
     }
 
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
-        let gone = self.nodes.get(size.ino).map_or(0, |node| self.stored_bytes(node));
-        self.removed_bytes.add(gone);
+        let gone = self.names.node(size.ino).map_or(0, |node| self.stored_bytes(node));
+        self.space.note_removed(gone);
         self.drop_data(size.ino, dead, size.sequence);
-        self.sync_errors.remove(size.ino, Lost::Run);
+        self.files.note_replaced(size.ino);
         self.map.set_owner(size.data_id, size.ino);
         self.update(size.ino, |node| {
             // The change contains the size, and all earlier data is gone: no content can be lost
@@ -362,16 +335,82 @@ impl State {
                 (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
             });
         })?;
-        self.note_inode(size.ino)
+        self.names.note_inode(size.ino)
     }
 
     /// Gives out the next sequence number of content.
     pub fn draw(&mut self) -> u64 {
-        self.counters.draw_sequence()
+        self.names.draw_sequence()
     }
 }
 
 impl State {
+    /// Whether the volume accepts changes.
+    pub fn life(&self) -> &Lifecycle {
+        &self.life
+    }
+
+    /// Why the last change was refused.
+    pub fn refusal(&self) -> Refusal {
+        self.refusal
+    }
+
+    /// An operation is tried, perhaps again: what was refused before does not count.
+    pub fn begin_attempt(&mut self) {
+        self.refusal = Refusal::default();
+    }
+
+    /// The volume is opened read-only.
+    pub fn open_for_reading(&mut self) {
+        self.life.open_for_reading();
+    }
+
+    /// Sets the limit on changes in memory while checkpoints fail (read_only.F12).
+    pub fn bound_changes(&mut self, bytes: u64) {
+        self.life.bound_changes(bytes);
+    }
+
+    /// A checkpoint has succeeded.
+    pub fn note_checkpoint_made(&mut self) {
+        self.life.checkpoint_succeeded();
+    }
+
+    /// A checkpoint has failed. A later one may succeed.
+    pub fn note_checkpoint_failed(&mut self, error: Error) {
+        self.life.checkpoint_failed(error);
+    }
+
+    /// Turns the volume read-only after the loss of data that every checkpoint needs
+    /// (read_only.F11).
+    pub fn stop(&mut self, why: Error) {
+        self.life.stop(why);
+    }
+
+    /// Closes the volume if no record follows the mark of the checkpoint in progress, and no
+    /// reservation exists. False otherwise.
+    pub fn close_if_last(&mut self) -> bool {
+        let ticket = self.tree.frozen_ticket();
+        let is_last = self.queue.last_ticket() == ticket && self.space.reservations().is_empty();
+        if is_last {
+            self.life.close();
+        }
+        is_last
+    }
+
+    /// Applies `change` to each queued record, newest first
+    /// ([`RecordQueue::rewrite`](crate::log::queue::RecordQueue)).
+    pub fn rewrite_records(
+        &mut self,
+        change: impl FnMut(&mut Pending) -> Result<()>,
+    ) -> Result<()> {
+        self.queue.rewrite(change)
+    }
+
+    /// The content at this place was written again, with these sums.
+    pub fn renew(&mut self, data_id: u64, at: Place, sums: &Arc<[u32]>) {
+        self.map.renew(data_id, at, sums);
+    }
+
     /// The error of the last checkpoint, if changes have reached their limit since (read_only.F12).
     pub fn overfull(&self) -> Option<&Error> {
         self.life.overfull(|| self.held().changes)

@@ -61,9 +61,9 @@ impl Inner {
         }
         {
             let state = self.state.lock();
-            state.orphans.iter().for_each(|ino| digest.word(*ino));
-            digest.word(state.counters.next_ino());
-            digest.word(state.counters.next_data_id());
+            state.names().orphans().iter().for_each(|ino| digest.word(*ino));
+            digest.word(state.counters().next_ino());
+            digest.word(state.counters().next_data_id());
         }
         data_ids.sort_unstable();
         let block_bytes = self.layout.block_bytes();
@@ -95,10 +95,10 @@ impl Inner {
     async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
         let root = {
             let state = self.state.lock();
-            if state.map.overlays(data_id).next().is_none() {
+            if state.map().overlays(data_id).next().is_none() {
                 return Ok(said);
             }
-            state.root
+            state.tree().root()
         };
         let mut before = 0;
         let keys = [data_id, data_id + 1].map(|data_id| Key::Extent(data_id, 0));

@@ -79,27 +79,27 @@ impl Volume {
             return FileExtent { logical, physical: None, len, inline: true };
         }
         let place = self.0.layout.place_at(offset);
-        let inline = place.is_some_and(|at| self.0.state.lock().space.is_log(at.segment));
+        let inline = place.is_some_and(|at| self.0.state.lock().space().is_log(at.segment));
         FileExtent { logical, physical: Some(offset), len, inline }
     }
 
     /// The free space.
     pub fn free_space(&self) -> FreeSpace {
         let state = self.0.state.lock();
-        let (segments, runs) = state.space.free_runs();
-        let segment = state.layout.segment_bytes();
-        let (room, open) = (&state.room, state.space.data_left());
+        let (segments, runs) = state.space().free_runs();
+        let segment = state.layout().segment_bytes();
+        let (room, open) = (state.space().room(), state.space().data_left());
         FreeSpace {
             bytes: segments * segment + open + room.bytes(),
             runs: runs + u64::from(open > 0) + room.runs(),
-            data_bytes: state.space.data_segments() * segment,
+            data_bytes: state.space().data_segments() * segment,
             open_bytes: open,
         }
     }
 
     /// The allocation statistics since the volume was opened.
     pub fn alloc_stats(&self) -> AllocStats {
-        self.0.state.lock().room.stats()
+        self.0.state.lock().space().room().stats()
     }
 
     /// The strategy that allocates blocks for data.

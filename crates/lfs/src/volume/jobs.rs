@@ -103,12 +103,12 @@ impl Maintainer for Inner {
 impl Inner {
     /// The reasons why a checkpoint is due, if any.
     fn reasons_to_checkpoint(&self, state: &State) -> Reasons {
-        if state.life.is_closed() || state.life.is_read_only() {
+        if state.life().is_closed() || state.life().is_read_only() {
             return Reasons::default();
         }
-        let Bytes { log, content, data } = state.space.written();
+        let Bytes { log, content, data } = state.space().written();
         // The less space is left, the sooner dead segments must become free.
-        let some = || state.space.short_bytes(state.data_room(Need::New));
+        let some = || state.space().short_bytes(state.data_room(Need::New));
         // The cleaner makes its own checkpoints after it has emptied segments.
         let short =
             !self.cleaning.is_background() && state.is_short() && log + content + data >= some();
@@ -116,7 +116,7 @@ impl Inner {
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
         // Each checkpoint writes a mark, a record without changes. If a log of marks alone were
         // reason enough, each checkpoint would make the next one due (maintenance.Z17).
-        let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
+        let is_changed = state.names().items().len() > 0 || state.map().change_count() > 0;
         Reasons { age: false, size: is_changed && (long || full), short }
     }
 
@@ -145,16 +145,16 @@ impl Inner {
     fn removed_to_free(&self, state: &State, begun: u64) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
-        let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
-        (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
+        let is_much = state.space().removed().not_free_beyond(begun) >= much;
+        (is_much && !state.life().is_closed()).then_some(state.space().removed().total())
     }
 
     /// All removed bytes, if enough of them are not free.
     fn unsettled_bytes(&self) -> Option<u64> {
         let state = self.state.lock();
-        let bytes = state.removed_bytes.not_free_beyond(0);
-        let much = bytes >= self.layout.segment_bytes() && !state.life.is_read_only();
-        much.then_some(state.removed_bytes.total())
+        let bytes = state.space().removed().not_free_beyond(0);
+        let much = bytes >= self.layout.segment_bytes() && !state.life().is_read_only();
+        much.then_some(state.space().removed().total())
     }
 }
 
@@ -228,7 +228,7 @@ impl Inner {
         Some(Box::pin(async move {
             if reasons.short {
                 // Counted as fruitless. A checkpoint after which segments die resets the count.
-                self.state.lock().space.made_short();
+                self.state.lock().note_made_short();
             }
             let made = match reasons.short {
                 true => self.checkpoints.make_and_free(How::Log).await,
@@ -333,7 +333,7 @@ impl Inner {
         // Another job may have freed it meanwhile.
         let Some(removed) = self.unsettled_bytes() else { return };
         if self.checkpoints.make_two().await {
-            self.state.lock().removed_bytes.note_free(removed);
+            self.state.lock().note_removed_free(removed);
         }
     }
 

@@ -19,10 +19,10 @@ impl Inner {
     pub(crate) async fn names(&self) -> Result<BTreeMap<KeyBytes, Box<[u8]>>> {
         let keys = (Key::Inode(0), Key::Inode(0), Key::Extent(0, 0));
         loop {
-            let root = self.state.lock().root;
+            let root = self.state.lock().tree().root();
             let part = Part::read(&self.tree, root, keys, (usize::MAX, 0)).await;
             let state = self.state.lock();
-            if state.root == root
+            if state.tree().root() == root
                 && let Some(laid) = state.over(part?)
             {
                 let items = laid.iter().map(|(key, value)| (KeyBytes::copy_of(key), value.into()));
@@ -51,7 +51,7 @@ impl Inner {
                     (node.entries.list(after, left), Ahead::of_entries(node.inode.size));
                 let there = entries.map(|entries| entries.map(listed_entry).collect::<Vec<_>>());
                 state.touch_atime(dir, now, noatime);
-                Ok((there, state.root, ahead))
+                Ok((there, state.tree().root(), ahead))
             });
             let (root, ahead) = match first.await? {
                 (Some(there), ..) => {
@@ -65,7 +65,7 @@ impl Inner {
             let keys = (Key::Entry(dir.0, from), Key::Entry(dir.0, from), end);
             let part = Part::read(&self.tree, root, keys, (max - listed.len(), ahead)).await;
             let state = self.state.lock();
-            if state.root != root {
+            if state.tree().root() != root {
                 continue;
             }
             let part = part?;

@@ -55,10 +55,9 @@ impl VolumeFile {
         ino: Ino,
         flags: OpenFlags,
     ) -> Result<Self> {
-        if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
+        if !state.note_opened(ino) {
             return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
-        state.sync_errors.note_used(ino.0);
         Ok(Self::counted(inner, ino, flags))
     }
 
@@ -272,7 +271,7 @@ impl VolumeFile {
         let (done, waits) = {
             let mut state = self.inner.state.lock();
             let done = state.touch_content(self.ino, now, privileges);
-            (done, !state.queue.is_empty())
+            (done, !state.queue().is_empty())
         };
         if waits {
             self.inner.note_change();

@@ -65,7 +65,7 @@ impl Volume {
         let (mut list, unit) = (LostContent::default(), self.0.layout.block_bytes());
         {
             let state = self.0.state.lock();
-            let lost = &state.map.lost;
+            let lost = state.map().lost();
             for runs in lost.files(most) {
                 let range = |run: &Range<u64>| (run.start * unit, (run.end - run.start) * unit);
                 list.files.push(LostFile {
@@ -93,7 +93,7 @@ impl Volume {
 
     /// Why the volume turned read-only since it was opened: what is lost, and where.
     pub fn stopped(&self) -> Option<Error> {
-        self.0.state.lock().life.stopped().cloned()
+        self.0.state.lock().life().stopped().cloned()
     }
 
     /// From now on the volume remembers names of files at each lookup, for [`Volume::path_of`].
@@ -110,7 +110,7 @@ impl Volume {
     /// The size of a regular file whose inode is in memory, bytes.
     pub fn size_of(&self, ino: Ino) -> Option<u64> {
         let state = self.0.state.lock();
-        let node = state.nodes.get(ino.0)?;
+        let node = state.names().node(ino.0)?;
         Some(node.live_size().unwrap_or(node.inode.size))
     }
 
@@ -152,7 +152,7 @@ impl Volume {
 
     /// Bytes of the log that are granted: none of a closed volume.
     pub fn granted_log_bytes(&self) -> u64 {
-        self.0.state.lock().space.ledger.log_bytes()
+        self.0.state.lock().space().ledger().log_bytes()
     }
 
     /// The end of the log: generation, sequence number of the next record, checksum of the last

@@ -20,7 +20,6 @@ use crate::names::evict::LEAF_BYTES;
 use crate::names::load;
 use crate::names::lookup::{Stop, Tried, Want};
 use crate::space::Need;
-use crate::transaction::lifecycle::Refusal;
 use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::state::State;
 use crate::volume::Inner;
@@ -36,7 +35,7 @@ struct Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().cache.end_wait(self.since);
+        self.inner.state.lock().end_wait(self.since);
     }
 }
 
@@ -52,8 +51,7 @@ impl Inner {
             let now = self.options.clock.now();
             let (tried, relief, held, waits, (refusal, recorded)) = {
                 let mut state = self.state.lock();
-                state.cache.bytes_max = self.memory.names_max();
-                state.refusal = Refusal::default();
+                state.begin_operation(self.memory.names_max());
                 let mut tried = op(&mut state, now);
                 while let Err(Stop::Missing(want)) = tried {
                     match state.insert_from_window(want) {
@@ -65,12 +63,12 @@ impl Inner {
                 match &tried {
                     Ok(_) => state.evict(),
                     Err(Stop::Missing(_)) if waiter.is_none() => {
-                        waiter = Some(Waiter { inner: self, since: state.cache.wait() });
+                        waiter = Some(Waiter { inner: self, since: state.begin_wait() });
                     }
                     Err(_) => {}
                 }
-                let (relief, waits) = (self.relief(&state), !state.queue.is_empty());
-                (tried, relief, state.held(), waits, (state.refusal, state.space.recorded()))
+                let (relief, waits) = (self.relief(&state), !state.queue().is_empty());
+                (tried, relief, state.held(), waits, (state.refusal(), state.space().recorded()))
             };
             self.note_memory(held);
             if waits {
@@ -139,14 +137,14 @@ impl Inner {
         loop {
             let (root, ahead) = {
                 let state = self.state.lock();
-                (state.root, read_ahead.unwrap_or_else(|| state.ahead(want)))
+                (state.tree().root(), read_ahead.unwrap_or_else(|| state.ahead(want)))
             };
             if let Want::Entries(dir, _) = want {
                 self.read_on(root, Key::Entry(dir, Cookie::FIRST), ahead.meanwhile);
             }
             let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
-            if state.root != root {
+            if state.tree().root() != root {
                 // The tree was replaced during the read, so the places that were read may have been
                 // reused.
                 continue;

@@ -106,11 +106,11 @@ fn find_xattr(state: &State, ino: Ino, name: XattrName<'_>) -> Tried<Option<Vec<
 impl FileSystem for Volume {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         let counted = self.tried(|state, _| {
-            let block = state.layout.block_bytes();
+            let block = state.layout().block_bytes();
             let (stored, left) =
                 (state.content_bytes() + state.accepted_bytes(0), state.capacity_left());
             let available = state.new_room() / block;
-            let files = state.nodes.count();
+            let files = state.names().inode_count();
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: (stored + left) / block,

@@ -51,12 +51,11 @@ impl Walk<'_> {
         let geometry = self.layout.geometry;
         let record = Record::reopen(&held.bytes, held.at, &geometry)?;
         let changes = record.changes(&geometry).collect::<Result<Vec<_>>>()?;
-        let segments = &mut self.state.space.segments;
-        segments.found(held.at.segment, Stream::Log);
+        self.state.note_named(held.at.segment, Stream::Log);
         self.bound.segments.insert(held.at.segment);
         for change in &changes {
             if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
-                segments.found(place.segment, Stream::Data);
+                self.state.note_named(place.segment, Stream::Data);
                 self.bound.segments.insert(place.segment);
             }
         }
@@ -69,7 +68,7 @@ impl Walk<'_> {
     /// Refuses a record that would be refused when it is applied: for what it says itself, or
     /// because a node of the tree that it changes cannot be read.
     async fn check(&mut self, record: &Record<'_>, changes: &[Change<'_>]) -> Result<()> {
-        let root = self.state.root;
+        let root = self.state.tree().root();
         for change in changes {
             self.bound.counters.note(change);
             let keys = match change {
@@ -111,10 +110,10 @@ impl Walk<'_> {
             .chain(self.named.filter(|named| *named < self.layout.segments))
             .chain(resume.segment)
             .collect();
-        let segments = &mut self.state.space.segments;
-        log.iter().for_each(|segment| segments.found(*segment, Stream::Log));
+        let state = &mut self.state;
+        log.iter().for_each(|segment| state.note_named(*segment, Stream::Log));
         // Counted as a write in flight there: a segment with one does not become dead.
-        log.union(&self.bound.segments).for_each(|segment| segments.fly(*segment, 1));
+        log.union(&self.bound.segments).for_each(|segment| state.keep_alive(*segment));
         Some(resume)
     }
 }

@@ -27,7 +27,6 @@ use crate::map::file_map::FileMap;
 use crate::map::overlay::{Piece, Where};
 use crate::transaction::resources::Resources;
 use crate::transaction::state::{State, piece_of};
-use crate::transaction::sync_errors::LeftOut;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -136,15 +135,15 @@ impl Resources {
     ) -> Result<()> {
         let (wanted, log, root) = {
             let state = self.state.lock();
-            let left = state.sync_errors.left_out().iter();
+            let left = state.files().sync_errors().left_out().iter();
             let wanted: BTreeMap<u64, u64> = left.map(|(id, left)| (*id, left.ino)).collect();
             if wanted.is_empty() {
                 return Ok(());
             }
-            let segments = state.space.segments.iter();
+            let segments = state.space().segments().iter();
             let log = segments.filter(|(_, segment)| segment.stream == Stream::Log);
             let log: Vec<u32> = log.map(|(number, _)| number).collect();
-            (wanted, log, state.root)
+            (wanted, log, state.tree().root())
         };
         let mut logged = Logged {
             wanted,
@@ -169,58 +168,14 @@ impl Resources {
         walk.read_until(until, &mut logged).await?;
         let mut state = self.state.lock();
         if self.plant.has(Planted::LostForgotten) {
-            logged.wanted.keys().for_each(|data_id| state.map.lost.forget(*data_id));
+            logged.wanted.keys().for_each(|data_id| state.forget_lost(*data_id));
         }
-        state.correct_left_out(logged, mark)
-    }
-}
-
-impl State {
-    /// Replaces the frozen changes of these files by those that the log has.
-    fn correct_left_out(&mut self, mut logged: Logged, mark: u64) -> Result<()> {
         for (data_id, ino) in logged.wanted {
-            if !logged.dead.contains(&data_id) {
-                self.map.correct_frozen(data_id, logged.map.take_overlay(data_id));
-            }
-            let is_changed = self.correct_size(ino, logged.sizes.get(&ino).copied())?;
-            match is_changed {
-                // The next checkpoint corrects this size, and what was left out since.
-                true => {
-                    let ticket = self.queue.last_ticket().max(mark + 1);
-                    self.sync_errors.leave_out(data_id, LeftOut { ino, ticket });
-                }
-                false => self.sync_errors.note_corrected(data_id, mark),
-            }
+            let is_dead = logged.dead.contains(&data_id);
+            let content = (!is_dead).then(|| logged.map.take_overlay(data_id));
+            let size = logged.sizes.get(&ino).copied();
+            state.correct_left_out((data_id, ino), content, size, mark)?;
         }
         Ok(())
-    }
-
-    /// Corrects the frozen size of an inode, which has this data id and size in the log. Returns
-    /// whether the inode has changed since the freeze: then its size in memory is not known.
-    fn correct_size(&mut self, ino: u64, logged: Option<(u64, u64)>) -> Result<bool> {
-        let Some((data_id, size)) = logged else { return Ok(false) };
-        let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
-        if let Some(frozen) = &mut self.frozen
-            && let Some(Some(value)) = frozen.items.get(key)
-            && let Item::Inode(mut inode) = Item::decode(key, value, &geometry)?
-            && inode.data_id == data_id
-            && inode.size > size
-        {
-            inode.size = size;
-            let items = std::sync::Arc::make_mut(&mut frozen.items);
-            items.item(key, &Item::Inode(inode), &geometry)?;
-        }
-        if self.items.get(key).is_some() {
-            return Ok(true);
-        }
-        let has_lost = self.has_lost(data_id);
-        self.nodes.update(ino, |node| {
-            if node.recorded.data_id == data_id {
-                node.recorded.size = node.recorded.size.min(size);
-                node.regrow = has_lost || size < node.inode.size;
-                node.regrown = size;
-            }
-        });
-        Ok(false)
     }
 }

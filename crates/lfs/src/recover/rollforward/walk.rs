@@ -8,7 +8,7 @@ use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::segment::SegmentHeader;
 use crate::log::Head;
-use crate::transaction::counters::Counters;
+use crate::names::counters::Counters;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
 use forebay_block::DeviceRef;

@@ -73,28 +73,27 @@ pub(crate) struct Request<'a> {
     pub stream: Option<u64>,
     /// The free segments that it leaves.
     pub kept: Kept,
-    pub room: &'a mut Room,
     pub space: &'a mut Space,
 }
 
 impl Request<'_> {
     /// Whether the request has at least half of a first window.
     fn is_large(&self) -> bool {
-        self.run.end - self.run.start >= self.room.sizes.first / 2
+        self.run.end - self.run.start >= self.space.room.sizes.first / 2
     }
 
     /// The size of the window that follows this request.
     fn next_window(&self, opened: Option<u64>) -> u64 {
-        let sizes = &self.room.sizes;
+        let sizes = &self.space.room.sizes;
         let own = if self.is_large() { sizes.first } else { sizes.small };
         opened.map_or(own, |bytes| (2 * bytes).max(own)).min(sizes.most)
     }
 
     /// The range of a new window for `part`, and its size. None: the request belongs to no stream.
     fn plan(&self, part: &Range<u64>) -> Option<(Range<u64>, u64)> {
-        let (sizes, who) = (&self.room.sizes, &self.who);
+        let (sizes, who) = (&self.space.room.sizes, &self.who);
         let before = round_down(part.start, sizes.first);
-        let behind = self.room.windows.window_behind(who.ino, before);
+        let behind = self.space.room.windows.window_behind(who.ino, before);
         let wanted = match (self.stream, self.is_large()) {
             (Some(next), false) => next,
             (next, true) => next.max(behind).unwrap_or(0).max(sizes.first),
@@ -102,13 +101,13 @@ impl Request<'_> {
         };
         // The more windows there are, the smaller each one is: all windows together stay within the
         // limit.
-        let others = (2 * self.room.windows.len() as u64).max(8);
-        let most = self.room.limit(self.space, self.kept) / others;
+        let others = (2 * self.space.room.windows.len() as u64).max(8);
+        let most = self.space.windows_limit(self.kept) / others;
         let size = wanted.min(1 << most.checked_ilog2().unwrap_or(0)).max(sizes.block);
         let appends = part.start == round_down(who.stored, sizes.block)
             || part.start == round_up(who.stored, sizes.block);
         let goes_on = self.stream.is_some() || part.start != self.run.start;
-        let gap = self.room.windows.gap(who.ino, part.start);
+        let gap = self.space.room.windows.gap(who.ino, part.start);
         let start = if goes_on || appends || !who.open {
             part.start
         } else {
@@ -125,34 +124,34 @@ impl Request<'_> {
     /// Opens the planned window for `part` and returns its size.
     fn open(&mut self, part: &Range<u64>, (mut range, size): (Range<u64>, u64)) -> Result<u64> {
         let who = self.who;
-        self.room.return_idle(self.space, who.now.saturating_sub(IDLE.as_nanos() as u64));
-        if self.room.windows.len() >= WINDOWS_MAX
-            && let Some((ino, start)) = self.room.windows.oldest()
+        self.space.return_idle_windows(who.now.saturating_sub(IDLE.as_nanos() as u64));
+        if self.space.room.windows.len() >= WINDOWS_MAX
+            && let Some((ino, start)) = self.space.room.windows.oldest()
         {
             self.close_one(ino, start);
         }
-        let limit = self.room.limit(self.space, self.kept);
+        let limit = self.space.windows_limit(self.kept);
         let spare = (range.end - range.start) - (part.end - part.start);
         if spare > limit {
             range = part.clone();
         } else {
-            self.room.shrink_to(self.space, limit - spare);
+            self.space.shrink_windows(limit - spare);
         }
         let lead = part.start - range.start;
-        let least = (lead + part.end - part.start).min(self.room.sizes.segment);
-        let (at, len) = self.room.fresh(self.space, self.kept, range.end - range.start, least)?;
+        let least = (lead + part.end - part.start).min(self.space.room.sizes.segment);
+        let (at, len) = self.space.fresh_run(self.kept, range.end - range.start, least)?;
         let start = if len > lead { range.start } else { part.start };
-        let next = (2 * size).min(self.room.sizes.most);
-        self.room.windows.open(who.ino, start..start + len, (at, next), who.now);
-        self.room.stats.windows += 1;
+        let next = (2 * size).min(self.space.room.sizes.most);
+        self.space.room.windows.open(who.ino, start..start + len, (at, next), who.now);
+        self.space.room.stats.windows += 1;
         Ok(size)
     }
 
     fn close_one(&mut self, ino: u64, start: u64) {
-        let runs = self.room.windows.close_one(ino, start);
+        let runs = self.space.room.windows.close_one(ino, start);
         for run in runs.into_iter().rev() {
-            self.room.stats.returned_bytes += run.1;
-            self.room.give_back(self.space, run);
+            self.space.room.stats.returned_bytes += run.1;
+            self.space.give_back_run(run);
         }
     }
 
@@ -162,7 +161,7 @@ impl Request<'_> {
         let (mut at, mut opened) = (self.run.start, None);
         while at < self.run.end {
             let left = at..self.run.end;
-            let run = match self.room.windows.take(ino, &left, now) {
+            let run = match self.space.room.windows.take(ino, &left, now) {
                 Some(run) => run,
                 None => match self.step(&left)? {
                     Step::Run(run) => run,
@@ -173,18 +172,18 @@ impl Request<'_> {
                     Step::Again => continue,
                 },
             };
-            push(places, layout, self.room, at, run);
+            push(places, layout, &self.space.room, at, run);
             at += run.1;
         }
         let next = self.next_window(opened);
-        self.room.windows.note(ino, &self.run, next);
+        self.space.room.windows.note(ino, &self.run, next);
         Ok(())
     }
 
     /// Handles a block at the start of `left` that no window has free.
     fn step(&mut self, left: &Range<u64>) -> Result<Step> {
         let mut part = left.clone();
-        if let Some((window, _)) = self.room.windows.around(self.who.ino, left.start) {
+        if let Some((window, _)) = self.space.room.windows.around(self.who.ino, left.start) {
             // A window covers the block, but its place there is in use: the block is being written
             // again.
             if self.is_large() || self.stream.is_some() {
@@ -193,11 +192,11 @@ impl Request<'_> {
             }
             part.end = part.end.min(window.end);
         } else {
-            part.end = part.end.min(self.room.windows.gap(self.who.ino, left.start).end);
+            part.end = part.end.min(self.space.room.windows.gap(self.who.ino, left.start).end);
         }
         match self.plan(&part) {
             None => {
-                let run = self.room.pooled(self.space, self.kept, part.end - part.start)?;
+                let run = self.space.pooled_run(self.kept, part.end - part.start)?;
                 Ok(Step::Run(run))
             }
             Some(planned) => self.open(&part, planned).map(Step::Opened),
@@ -208,10 +207,10 @@ impl Request<'_> {
     pub fn announce(&mut self) -> Result<()> {
         let (mut at, mut opened) = (self.run.start, None);
         while at < self.run.end {
-            match self.room.windows.around(self.who.ino, at) {
+            match self.space.room.windows.around(self.who.ino, at) {
                 Some((window, _)) => at = window.end,
                 None => {
-                    let gap = self.room.windows.gap(self.who.ino, at);
+                    let gap = self.space.room.windows.gap(self.who.ino, at);
                     let part = at..self.run.end.min(gap.end);
                     let Some(planned) = self.plan(&part) else { break };
                     opened = Some(self.open(&part, planned)?);
@@ -219,7 +218,7 @@ impl Request<'_> {
             }
         }
         let next = self.next_window(opened);
-        self.room.windows.note(self.who.ino, &self.run, next);
+        self.space.room.windows.note(self.who.ino, &self.run, next);
         Ok(())
     }
 }

@@ -141,8 +141,9 @@ impl Ledger {
         &self.accepted
     }
 
-    /// Bytes of accepted content that has no places yet.
+    /// Bytes of accepted content that has no places yet. Ends the advance (admission.P27).
     pub fn unplaced_bytes(&self) -> u64 {
+        self.accepted.end_advance();
         self.accepted.bytes().saturating_sub(self.granted.placed)
     }
 }

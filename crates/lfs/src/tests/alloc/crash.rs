@@ -28,7 +28,7 @@ fn a5_a7_windows_come_back_after_a_crash() {
             }
             let stats = volume.alloc_stats();
             assert!(stats.held_bytes > SEGMENT / 2, "windows are open: {stats:?}");
-            let free = volume.0.state.lock().space.segments.free();
+            let free = volume.0.state.lock().space().segments().free();
             assert!(free < 16 - 4, "seed {seed}: {free} free while they are open");
             lab.disk.power_cut(seed)
         });
@@ -39,7 +39,7 @@ fn a5_a7_windows_come_back_after_a_crash() {
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
             }
-            let free = volume.0.state.lock().space.segments.free();
+            let free = volume.0.state.lock().space().segments().free();
             // Not free are two tree segments, the log's, that of the synced write, and those that
             // only one checkpoint found dead.
             assert!(free >= 16 - 6, "seed {seed}: {free} free");

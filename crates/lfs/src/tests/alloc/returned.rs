@@ -69,7 +69,7 @@ fn a7_windows_are_returned_and_statfs_is_honest() {
         drop(file);
         assert_eq!(held(&volume), 0, "gone");
         assert_eq!(
-            volume.0.state.lock().room.windows.files(),
+            volume.0.state.lock().space().room().windows.files(),
             0,
             "no window is kept without a file"
         );
@@ -162,7 +162,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 let back = overwrite_room() + served * wanted;
                 // The cleaner may have moved some; no refused request has kept its half.
                 assert!(back.abs_diff(room) < 64 * KIB, "{mode}, seed {seed}: {back} of {room}");
-                assert!(volume.0.state.lock().reservations.is_empty());
+                assert!(volume.0.state.lock().space().reservations().is_empty());
                 verify(&file, 1, 0, at).await;
                 volume.syncfs().await.unwrap();
             });

@@ -303,7 +303,10 @@ fn file_truncated_by_later_opener_is_synced_by_the_next() {
             let done = next.sync(true).await;
             done.unwrap_or_else(|error| panic!("{sums}: {error}"));
             let is_clear = !volume.0.files.has_sync_errors.is_set();
-            assert!(is_clear && volume.0.state.lock().sync_errors.is_empty(), "nothing is lost");
+            assert!(
+                is_clear && volume.0.state.lock().files().sync_errors().is_empty(),
+                "nothing is lost"
+            );
         });
         assert!(found(&setup, &disk.power_cut(1), "damaged") == [8; BLOCK], "{sums}");
     }
@@ -327,7 +330,7 @@ fn refused_size_of_closed_file_stops_no_sync_of_everything() {
         volume.0.files.content("test", other_ino).unwrap().file.write_out().await.unwrap();
         volume.0.files.with_space(|state| state.write_times(None)).await.unwrap();
         let error = forebay_base::Error::new(ErrorKind::Io, "checkpoint", "a node is bad");
-        volume.0.state.lock().life.stop(error);
+        volume.0.state.lock().stop(error);
         let error = volume.syncfs().await.expect_err("a size is refused");
         assert_eq!(error.kind(), ErrorKind::ReadOnly);
     });
@@ -351,7 +354,7 @@ fn covered_size_ends_with_lost_blocks() {
         later.sync(true).await.expect("all openers have closed it");
         let sizes = || {
             let state = volume.0.state.lock();
-            let node = state.nodes.get(ino.0).unwrap();
+            let node = state.names().node(ino.0).unwrap();
             [node.published(), state.covered_size(ino.0, node), node.live_size().unwrap()]
         };
         assert_eq!(sizes(), [2, 5, 5].map(|blocks| blocks * BLOCK as u64));

@@ -53,7 +53,11 @@ fn later_opener_of_same_mapping_syncs_what_is_left() {
             reads_fail((ino, &later), &[5; BLOCK]).await;
             drop(later);
             until_closed(&volume, disk, ino).await;
-            assert_eq!(volume.0.state.lock().left.len(), 0, "closed.Y11: it is not retained");
+            assert_eq!(
+                volume.0.state.lock().files().retained_count(),
+                0,
+                "closed.Y11: it is not retained"
+            );
         });
         let there = found(&setup, &disk.power_cut(1), "damaged");
         let wanted = [[5; BLOCK], [1; BLOCK], [1; BLOCK], [1; BLOCK]].concat();
@@ -159,7 +163,7 @@ fn size_of_closed_file_is_recorded_with_full_log() {
             let mut state = volume.0.state.lock();
             while state.grant(&Ask::log(600, Default::default()), Need::Urgent).is_ok() {}
             assert!(state.publish_closed_end(ino.0).is_ok(), "no opener wants the size yet");
-            state.sync_errors.note_sync_of_all();
+            state.note_sync_of_all();
             let refused = state.publish_closed_end(ino.0).expect_err("the log is full");
             assert_eq!(refused.kind(), ErrorKind::NoSpace);
         }
@@ -198,18 +202,21 @@ fn later_opener_that_heals_file_ends_mark_of_loss() {
                 if is_evicted {
                     drop(create(&volume, "tidied").await.unwrap());
                     let state = || volume.0.state.lock();
-                    let is_cached = state().nodes.get(ino.0).unwrap().content.is_some();
+                    let is_cached = state().names().node(ino.0).unwrap().content.is_some();
                     if is_cached {
                         flush_in_background(&volume, ino).await;
                         drop(create(&volume, "tidied").await.unwrap());
                     }
                     until_closed(&volume, disk, ino).await;
-                    assert!(volume.0.state.lock().forget(ino.0).is_some(), "{shown}");
+                    assert!(volume.0.state.lock().forget_node(ino.0).is_some(), "{shown}");
                 }
                 let done = volume.syncfs().await;
                 done.unwrap_or_else(|error| panic!("{shown}: {error}"));
                 let is_clear = !volume.0.files.has_sync_errors.is_set();
-                assert!(is_clear && volume.0.state.lock().sync_errors.is_empty(), "{shown}");
+                assert!(
+                    is_clear && volume.0.state.lock().files().sync_errors().is_empty(),
+                    "{shown}"
+                );
             });
         }
     }

@@ -47,7 +47,7 @@ pub(super) async fn check_names(
             Name::Inode(ino, inode) => {
                 totals.inodes += 1;
                 totals.stored_bytes = totals.stored_bytes.saturating_add(inode.stored_bytes);
-                let is_orphan = volume.state.lock().orphans.contains(&ino);
+                let is_orphan = volume.state.lock().names().orphans().contains(&ino);
                 orphans += usize::from(is_orphan);
                 links.inode(ino, &inode, is_orphan);
                 if let Some(root) = checkpoint {
@@ -58,7 +58,7 @@ pub(super) async fn check_names(
         }
     }
     links.end();
-    if orphans != volume.state.lock().orphans.len() {
+    if orphans != volume.state.lock().names().orphans().len() {
         check_orphans(volume, &mut found).await?;
     }
     if !links.tally.is_balanced() {
@@ -92,7 +92,7 @@ async fn check_changed(
 async fn check_orphans(volume: &Inner, report: &mut FsckReport) -> Result<()> {
     let mut from = 0;
     loop {
-        let next = volume.state.lock().orphans.range(from..).next().copied();
+        let next = volume.state.lock().names().orphans().range(from..).next().copied();
         let Some(ino) = next else { return Ok(()) };
         if inode_of(volume, ino).await?.is_none() {
             report.add(FindingKind::Name, "an orphan that is not there").ino = Some(ino);
@@ -235,7 +235,7 @@ async fn check_links(
             }
         }
         for (ino, this) in window.iter() {
-            let is_orphan = volume.state.lock().orphans.contains(ino);
+            let is_orphan = volume.state.lock().names().orphans().contains(ino);
             for text in wrong_links(*ino, this, is_orphan) {
                 report.add(FindingKind::Name, text).ino = Some(*ino);
             }

@@ -63,10 +63,10 @@ impl<'v> Scan<'v> {
         let (tree, geometry) = (&self.volume.tree, self.volume.layout.geometry);
         let keys = (from, from, self.end);
         let (laid, end) = loop {
-            let root = self.volume.state.lock().root;
+            let root = self.volume.state.lock().tree().root();
             let part = Part::read(tree, root, keys, (PART_ITEMS, AHEAD_LEAVES)).await;
             let state = self.volume.state.lock();
-            if state.root == root {
+            if state.tree().root() == root {
                 let part = part?;
                 let end = part.end();
                 // The part is of this root.
@@ -111,7 +111,7 @@ pub(super) async fn inode_of(volume: &Inner, ino: u64) -> Result<Option<Inode>> 
         match state.changed(key) {
             Some(Some(value)) => return Ok(decoded(&Item::decode(key, value, &geometry)?)),
             Some(None) => return Ok(None),
-            None => state.root,
+            None => state.tree().root(),
         }
     };
     let found = volume.tree.get(&root, key).await?;

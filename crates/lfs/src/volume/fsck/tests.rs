@@ -77,8 +77,7 @@ fn inode_disagreeing_with_its_extents_is_found() {
     for said in [0, 2 * 4096, 4 * 4096] {
         let (ino, findings) = told(|state, ino| {
             let change = |inode: &mut Inode| inode.stored_bytes = said;
-            state.nodes.update(ino, |node| node.change(change)).unwrap();
-            state.note_inode(ino).unwrap();
+            state.change_node(ino, change);
         });
         let [finding] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!((finding.kind, finding.ino), (FindingKind::Usage, Some(ino)));
@@ -97,8 +96,8 @@ fn inode_disagreeing_with_its_extents_is_found() {
 fn extents_without_owner_are_found() {
     let mut data_id = 0;
     let (ino, findings) = told(|state, ino| {
-        data_id = state.nodes.get(ino).unwrap().inode.data_id;
-        state.items.put(Key::Inode(ino).to_bytes(), None);
+        data_id = state.names().node(ino).unwrap().inode.data_id;
+        state.remove_item(Key::Inode(ino).to_bytes());
     });
     let text = format!("data {data_id} has extents of {} bytes, and no inode has it", 3 * 4096);
     let of_data: Vec<&Finding> =

@@ -50,17 +50,16 @@ impl Lab {
         let mut inode = self.inode(ino).await;
         change(&mut inode);
         let (item, mut state) = (Item::Inode(inode), self.volume.0.state.lock());
-        let geometry = state.layout.geometry;
-        state.items.item(Key::Inode(ino), &item, &geometry).unwrap();
+        state.put_item(Key::Inode(ino), &item);
     }
 
     fn remove(&self, ino: u64) {
-        self.volume.0.state.lock().items.put(Key::Inode(ino).to_bytes(), None);
+        self.volume.0.state.lock().remove_item(Key::Inode(ino).to_bytes());
     }
 
     /// Device offsets of both copies of each leaf, without the root.
     async fn leaves(&self) -> Vec<[u64; 2]> {
-        let (root, mut leaves) = (self.volume.0.state.lock().root, Vec::new());
+        let (root, mut leaves) = (self.volume.0.state.lock().tree().root(), Vec::new());
         let mut seen = |seen: Seen<'_>| {
             if let Seen::Node(places, 0) = seen {
                 leaves.push(places.map(|place| self.volume.0.layout.device_offset(place)));
@@ -81,7 +80,7 @@ impl Lab {
     async fn share(&self, from: u64, to: u64) {
         let [from, to] = [self.inode(from).await.data_id, self.inode(to).await.data_id];
         let (piece, _) = self.volume.0.piece_at(from, 0).await.unwrap();
-        self.volume.0.state.lock().map.put(to, 7, &piece);
+        self.volume.0.state.lock().put_piece(to, 7, &piece);
     }
 }
 
@@ -196,10 +195,9 @@ fn leaf_lost_behind_many_bad_copies_is_damage() {
         let volume = open(&setup, &disk).await.unwrap();
         {
             let mut state = volume.0.state.lock();
-            let geometry = state.layout.geometry;
             let item = Item::Inode(Inode { mode: 0o100_644, nlink: 1, ..Inode::default() });
             for ino in 2..32_000 {
-                state.items.item(Key::Inode(ino), &item, &geometry).unwrap();
+                state.put_item(Key::Inode(ino), &item);
             }
         }
         volume.checkpoint().await.unwrap();

@@ -39,17 +39,16 @@ fn healthy() -> Tree {
 impl Tree {
     /// Puts all items into the state of a volume.
     fn put(&self, state: &mut State) {
-        let geometry = state.layout.geometry;
         for (ino, inode) in &self.inodes {
-            state.items.item(Key::Inode(*ino), &Item::Inode(*inode), &geometry).unwrap();
+            state.put_item(Key::Inode(*ino), &Item::Inode(*inode));
         }
         for (dir, name, child, kind) in &self.entries {
             let name = name.as_bytes();
             let key = Key::Entry(*dir, Cookie::new(NameHash::new(&[9; 16], name), 0));
             let item = Item::Entry(EntryItem { child: *child, kind: *kind, name });
-            state.items.item(key, &item, &geometry).unwrap();
+            state.put_item(key, &item);
         }
-        self.orphans.iter().for_each(|ino| state.note_orphan(*ino, true).unwrap());
+        self.orphans.iter().for_each(|ino| state.note_orphan(*ino));
     }
 
     /// Runs `f` on an empty volume, and makes a checkpoint after it.
@@ -186,7 +185,7 @@ fn changed_inode_disagreeing_with_its_extents_is_found() {
     let (_, findings) = Tree::run(async |volume| {
         healthy().put(&mut volume.0.state.lock());
         volume.checkpoint().await.unwrap();
-        let root = volume.0.state.lock().root;
+        let root = volume.0.state.lock().tree().root();
         let mut report = FsckReport::default();
         let mut tree = healthy();
         tree.inodes.get_mut(&4).unwrap().stored_bytes = 1;
