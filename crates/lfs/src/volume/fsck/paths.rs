@@ -45,9 +45,17 @@ async fn find_in_parents(
 ) -> Result<BTreeSet<u64>> {
     let (mut missing, mut parents) = (wanted.clone(), BTreeSet::new());
     for ino in wanted {
-        let inode = inode_of(volume, *ino).await?;
-        let inode = inode.filter(|inode| inode.file_type() == Some(FileType::Directory));
-        parents.extend(inode.map(|inode| inode.parent));
+        match inode_of(volume, *ino).await? {
+            Some(inode) if inode.file_type() == Some(FileType::Directory) => {
+                parents.insert(inode.parent);
+            }
+            Some(_) => {}
+            // No path leads through an inode that is not there.
+            None => {
+                missing.remove(ino);
+                names.insert(*ino, None);
+            }
+        }
     }
     for parent in parents {
         let mut scan = Scan::directory(volume, parent);

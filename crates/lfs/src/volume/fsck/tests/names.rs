@@ -123,6 +123,11 @@ fn paths_follow_entries_of_damaged_directories() {
         let paths: Vec<_> = findings.iter().filter_map(|f| f.path.as_deref()).collect();
         assert_eq!(paths, [&b"/d"[..], b"/d/f"], "{findings:?}");
     }
+    // No path leads through a directory that is not there.
+    let findings = found(|t| t.inodes.retain(|ino, _| *ino != 2));
+    let of = |ino| findings.iter().filter(move |f| f.ino == Some(ino)).map(|f| f.path.as_deref());
+    assert_eq!(of(3).collect::<Vec<_>>(), [None], "{findings:?}");
+    assert!(of(1).all(|path| path == Some(&b"/"[..])), "{findings:?}");
 }
 
 /// Directories with these parents, from 2 on. Each has its name in its parent.
