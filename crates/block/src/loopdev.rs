@@ -203,13 +203,15 @@ mod tests {
     /// X1, where the system permits loop devices.
     #[test]
     fn x1_loop_device_detaches_after_last_close() {
+        // Another process may get the device's number as soon as it is free.
+        let ours = format!("forebay-test-{}", std::process::id());
         let size = |path: &Path| {
-            let name = path.file_name().unwrap().to_str().unwrap();
-            let text = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
-            let backing = Path::new("/sys/block").join(name).join("loop/backing_file").exists();
-            (text.trim().parse::<u64>().unwrap(), backing)
+            let device = Path::new("/sys/block").join(path.file_name().unwrap());
+            let text = std::fs::read_to_string(device.join("size")).unwrap();
+            let backing = std::fs::read_to_string(device.join("loop/backing_file"));
+            (text.trim().parse::<u64>().unwrap(), backing.is_ok_and(|text| text.contains(&ours)))
         };
-        let made = match MemoryLoop::attach("forebay-test", 64 << 10) {
+        let made = match MemoryLoop::attach(&ours, 64 << 10) {
             Ok(made) => made,
             Err(e) => {
                 let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");

@@ -20,13 +20,21 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 type Hook = Box<dyn FnMut(&str) + Send>;
 
 /// What the tests do when a message is logged, on the thread that logs it.
 static HOOKS: Mutex<Vec<Hook>> = Mutex::new(Vec::new());
+
+/// One test at a time: a child that another one forks has copies of all descriptors up to its exec,
+/// and is a living process that holds the lock.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|p| p.into_inner())
+}
 
 struct Listener;
 
@@ -81,6 +89,7 @@ fn lock_without_process(path: &Path) -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn lock_of_dead_process_is_waited_for() {
+    let _alone = alone();
     let path = path("lingers");
     let (tx, waiting) = channel();
     listen(&path, move |text| {
@@ -100,7 +109,7 @@ fn lock_of_dead_process_is_waited_for() {
     let options = FileOptions { lock_wait: Duration::from_secs(600), ..FileOptions::default() };
     let device = std::thread::scope(|s| {
         let opener = s.spawn(|| FileDevice::open(&path, &options, &engine).unwrap());
-        waiting.recv().unwrap();
+        waiting.recv_timeout(common::PATIENCE).unwrap();
         assert!(!opener.is_finished());
         drop(stale);
         opener.join().unwrap()
@@ -130,6 +139,7 @@ fn copies_of(path: &Path) -> Vec<OwnedFd> {
 /// file stayed locked until the child ended.
 #[test]
 fn f1_open_that_fails_leaves_no_lock_to_a_child() {
+    let _alone = alone();
     let path = path("refused");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let engine = Engine::new(Aio::Auto).unwrap();
@@ -194,6 +204,7 @@ fn child_with_the_same_number_closes_a_file() {
 /// first process of that closes its copy of the file, and has the same number.
 #[test]
 fn f1_child_with_the_number_of_its_parent_leaves_the_lock() {
+    let _alone = alone();
     const INNER: &str = "FOREBAY_TEST_FIRST_PROCESS";
     if std::env::var_os(INNER).is_some() {
         return child_with_the_same_number_closes_a_file();

@@ -17,6 +17,7 @@ use crate::volume::places::{Opened, write_all};
 use forebay_base::Result;
 use forebay_base::units::{KIB, MIB, format_size};
 use rustix::fs::OFlags;
+use std::time::Instant;
 
 const WRITE: u64 = 4 * KIB;
 /// Bars: the same as in the bench `dirty`, which writes without a mount.
@@ -44,7 +45,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let synced = (size / WRITE / 4).min(8192) as usize;
     let cells = [("synced", synced, true, SYNCED), ("unsynced", half, false, UNSYNCED)];
     for (name, count, each, bar) in cells {
-        let before = written_by(pid)?;
+        let (before, start) = (written_by(pid)?, Instant::now());
         for block in &blocks[..count] {
             buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
             file.write(&buf, block * WRITE)?;
@@ -55,6 +56,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         file.sync()?;
         super::ground::sync_at(&mounted.path())?;
         let value = (written_by(pid)? - before) as f64 / (count as u64 * WRITE) as f64;
+        let rate = count as f64 / start.elapsed().as_secs_f64();
+        report.row("mount", &format!("mount_{name}_write_rate"), "1/s", &[rate]);
         report.row("mount", &format!("mount_{name}_written_per_byte_changed"), "x", &[value]);
         let ratio = format!("mount_write_amplification_{name}");
         report.ratio_with_bar(&ratio, value, Good::AtMost, bar);

@@ -1,6 +1,6 @@
 //! Properties of devices over files only: modes, the file's end, locks, changes by other programs.
 
-use crate::common::{engines, path, pattern};
+use crate::common::{PATIENCE, engines, path, pattern};
 use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
@@ -298,6 +298,20 @@ fn kill(device: Arc<FileDevice>, in_flight: &OwnedFd) {
     }
 }
 
+/// Opens it. A child that another test has forked holds copies of the descriptors of a killed
+/// device, and so its lock, up to its exec.
+fn open_when_free(path: &Path, options: &FileOptions) -> Arc<FileDevice> {
+    let start = Instant::now();
+    loop {
+        match FileDevice::open(path, options, &engine()) {
+            Err(e) if e.kind() == ErrorKind::Busy && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 /// lock.K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open
 /// file description. So a process that opened the image right after a kill -9 could have the lock
 /// while direct writes of the killed process were in flight, and these damaged what it wrote.
@@ -328,7 +342,7 @@ fn lock_lasts_until_each_writing_descriptor_is_closed() {
         assert!(is_refused(none.clone()), "opened {mode}: a write lives, direct: {kept_direct}");
         assert!(is_refused(reader(mode)), "opened {mode}: a write lives, direct: {kept_direct}");
         drop(in_flight);
-        drop(open(none.clone()).unwrap());
+        drop(open_when_free(&path, &none));
         // Readers share the lock, with direct I/O or without.
         let readers = [DirectIo::Auto, DirectIo::Off, DirectIo::Auto];
         let readers = readers.map(|mode| open(reader(mode)).unwrap());
@@ -372,8 +386,12 @@ fn fifo_in_place_of_a_file_is_not_waited_for() {
     let (stop, opens) = (AtomicBool::new(false), AtomicU64::new(0));
     let has_waited = std::thread::scope(|s| {
         let exchange = s.spawn(|| exchange_until(&stop, &opens, &file, &fifo));
-        let mut refused = 0;
-        while opens.fetch_add(1, Ordering::AcqRel) < 20_000 && !exchange.is_finished() {
+        let (mut refused, end) = (0, Instant::now() + PATIENCE);
+        // However seldom the other thread runs: the two have to meet once.
+        while (opens.fetch_add(1, Ordering::AcqRel) < 20_000 || refused == 0)
+            && Instant::now() < end
+            && !exchange.is_finished()
+        {
             if let Err(error) = FileDevice::open(&file, &options, &engine) {
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
                 refused += 1;

@@ -1,7 +1,7 @@
 //! Properties that need a loop device under a file: eligibility for direct I/O, requests that
 //! complete once, limits from the device below, sparse files. Ids are those of the checklist.
 
-use crate::common::{Rng, engines, is_root, path, pattern, requires};
+use crate::common::{PATIENCE, Rng, engines, is_root, path, pattern, requires};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind};
@@ -142,7 +142,7 @@ fn refresh_of_another(device: &Arc<FileDevice>) -> forebay_base::Result<bool> {
         let not_asked = || -> forebay_base::Result<()> { panic!("there is nothing to write out") };
         let _is_waited_for = ended.send(other.refresh_direct_io(not_asked));
     });
-    end.recv_timeout(Duration::from_secs(10)).expect("it does not wait")
+    end.recv_timeout(PATIENCE).expect("it does not wait")
 }
 
 /// A front end looks every 2 s whether the device below has changed. While a switch was stuck in

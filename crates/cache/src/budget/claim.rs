@@ -99,7 +99,7 @@ mod tests {
         let frames = || cache.stats().frames_total * 4096;
         let wait = |done: &dyn Fn() -> bool| {
             let start = std::time::Instant::now();
-            while !done() && start.elapsed() < std::time::Duration::from_secs(30) {
+            while !done() && start.elapsed() < std::time::Duration::from_secs(300) {
                 std::thread::yield_now();
             }
             done()

@@ -9,7 +9,7 @@ static int child(void (*body)(void *), void *with) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        alarm(60);
+        alarm(600);
         body(with);
         _exit(0);
     }
@@ -97,7 +97,7 @@ static void living_child_keeps_no_lock(fby_cache *cache, const char *folder) {
     pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        alarm(60);
+        alarm(600);
         close(ends[1]);
         _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);
     }

@@ -1,7 +1,7 @@
 //! `forebay attach`: an image, or a file in a volume, as a block device that programs use as any
 //! other.
 
-use crate::common::place::may_run;
+use crate::common::place::{may_run, umount};
 use crate::common::volume::bytes_of;
 use crate::common::{Folder, output, stderr, until};
 use serde_json::Value;
@@ -100,7 +100,7 @@ fn file_system_on_attached_device_works() {
     assert!(said.contains("in use"), "{said}");
     let said = device.folder.refused(4, &["attach", "disk"]);
     assert!(said.contains("disk"), "{said}");
-    device.run("umount", &["mnt"]);
+    umount(&device.folder, "mnt");
     device.run("e2fsck", &["-f", "-n", &device.path]);
     let shown = device.folder.ok(&["list"]);
     assert!(shown.contains(&path.display().to_string()) && shown.contains("256 MiB"), "{shown}");
@@ -111,7 +111,7 @@ fn file_system_on_attached_device_works() {
     device.run("e2fsck", &["-f", "-n", "disk"]);
     device.run("mount", &["-o", "loop,ro", "disk", "mnt"]);
     assert!(std::fs::read(device.folder.path("mnt/file")).unwrap() == bytes);
-    device.run("umount", &["mnt"]);
+    umount(&device.folder, "mnt");
 }
 
 /// `fincore IMAGE` said that no running process has it open. And which way it is made is said.
@@ -231,7 +231,7 @@ fn h2_kill_9_leaves_nothing_hanging() {
         rustix::process::kill_process(device.pid, rustix::process::Signal::KILL).unwrap();
         assert!(!writer.wait().unwrap().success(), "its writes fail");
         assert!(!device.tried("sh", &["-c", "sync -f mnt && cat mnt/dirty"]).status.success());
-        device.run("umount", &["mnt"]);
+        umount(&device.folder, "mnt");
         until("the device is gone", || !device.is_there());
         let left = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!left.contains(&format!("forebay-attach-{}", device.pid)), "{left}");

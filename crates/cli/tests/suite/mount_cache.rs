@@ -163,10 +163,14 @@ fn uncached_read_leaves_both_caches_as_they_were() {
         file.rewind().unwrap();
         let mut hot = vec![0; 2 * MIB];
         file.read_exact(&mut hot).unwrap();
-        let mut before = held(&place, "file");
+        // Several looks: the daemon may not run for a while in the middle of it.
+        let (mut before, mut equal) = (held(&place, "file"), 0);
         until("what is read ahead has come", || {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-            std::mem::replace(&mut before, held(&place, "file")) == before
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let now = held(&place, "file");
+            equal = if now == before { equal + 1 } else { 0 };
+            before = now;
+            equal >= 6
         });
         assert!(before.0 + before.1 >= 2 * MIB as u64, "cache={mode}: {before:?}");
         std::fs::write(place.folder.path("same"), bytes_of(len as u64, len)).unwrap();
@@ -185,7 +189,11 @@ fn uncached_read_leaves_both_caches_as_they_were() {
             let is_past = way == "ioctl" && mode != "kernel";
             assert_eq!(requests == 0, is_past, "cache={mode}, {way}: {requests} requests");
             assert!(requests <= most, "cache={mode}, {way}: {requests} requests");
-            until("both are as before", || held(&place, "file") == wanted);
+            // The kernel may take a few clean pages back for others.
+            until("both are as before", || {
+                let (ours, kernels) = held(&place, "file");
+                ours == wanted.0 && (wanted.1 / 10 * 9..=wanted.1).contains(&kernels)
+            });
         }
         drop(file);
         place.umount();

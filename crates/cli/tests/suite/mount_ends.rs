@@ -2,7 +2,7 @@
 //! is full, another mount in the same place, a mount that others still have, a process that does
 //! not answer.
 
-use crate::common::place::{Place, may_run, until_stopped};
+use crate::common::place::{Place, forebay_umount, may_run, umount, until_stopped};
 use crate::common::{PATIENCE, stderr, until};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -131,9 +131,8 @@ fn e2_another_place_of_the_same_mount() {
     place.run("mount", &["--bind", "mnt", "bound"]);
     let _bound = Mounted(place.folder.path("bound"));
     std::fs::write(place.folder.path("bound/f"), b"x").unwrap();
-    let done = place.folder.forebay(&["umount", "bound"]);
-    assert!(done.status.success(), "{}", stderr(&done));
-    assert!(stderr(&done).contains("also mounted on"), "{}", stderr(&done));
+    let said = forebay_umount(&place.folder, "bound");
+    assert!(said.contains("also mounted on"), "{said}");
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
     place.forebay_umount();
 }
@@ -150,7 +149,7 @@ fn e3_mounted_again_at_once() {
     for round in 0..4 {
         place.mount("via=plain");
         (0..16).for_each(|n| std::fs::write(place.mnt(&format!("f{n}")), &bytes).unwrap());
-        place.run("umount", &["mnt"]);
+        place.umount();
         let done = place.folder.forebay(&["mount", "vol", "mnt"]);
         assert!(done.status.success(), "round {round}: {}", stderr(&done));
         assert!((0..16).all(|n| std::fs::read(place.mnt(&format!("f{n}"))).unwrap() == bytes));
@@ -203,7 +202,7 @@ fn n1_signal_leaves_other_mounts_alone() {
     place.run("kill", &[&pid.to_string()]);
     log.until("not mounted in its place");
     assert!(place.mnt("other").exists(), "it belongs to another mount");
-    place.run("umount", &["mnt"]);
+    umount(&place.folder, "mnt");
     std::mem::forget(over);
     assert!(place.mnt("f").exists(), "the mount below is served");
     // That was no signal yet: this is the first.

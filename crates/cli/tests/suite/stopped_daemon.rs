@@ -6,12 +6,13 @@
 //! only `make test-long` runs the test, while no other step runs.
 
 use crate::common::place::{Place, may_run, until_stopped};
-use crate::common::{PATIENCE, until};
+use crate::common::until;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// Largest limit of a connection, in seconds; 0 for none. A connection keeps that of its beginning.
 const LARGEST: &str = "/proc/sys/fs/fuse/max_request_timeout";
@@ -76,7 +77,8 @@ fn stopped_daemon_ends_its_calls_by_the_kernels_limit() {
         let call = || file.read_at(&mut [0; 4096], 0).map_err(|e| Errno::from_io_error(&e));
         let _is_waited_for = ended.send([call(), call()]);
     });
-    let calls = end.recv_timeout(4 * PATIENCE).expect("the kernel's limit ends them");
+    // Less than the limit that the daemon asks for.
+    let calls = end.recv_timeout(Duration::from_secs(240)).expect("the kernel's limit ends them");
     for call in calls {
         let error = call.expect_err("it cannot be answered");
         assert!(matches!(error, Some(Errno::CONNABORTED | Errno::NOTCONN)), "{error:?}");

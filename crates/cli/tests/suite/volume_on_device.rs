@@ -2,7 +2,7 @@
 //! device was.
 
 use crate::common::Folder;
-use crate::common::place::may_run;
+use crate::common::place::{forebay_umount, may_run};
 use crate::common::volume::{look, make_tree};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -57,7 +57,8 @@ fn sync_on_block_device_flushes_it_once() {
     let file = std::fs::File::create(folder.path("mnt/file")).unwrap();
     file.write_all_at(&[1; 1 << 20], 0).unwrap();
     file.sync_all().unwrap();
-    // Where the log is idle for 10 ms between two syncs, it writes a mark, with a flush.
+    // Where the log is idle for 10 ms between two syncs, it writes a mark, with a flush. So on a
+    // slow machine each round may have a mark for most of its syncs, but not for all of them.
     let rounds = (0..20).map(|round| {
         let before = device.flushes();
         for n in 0..SYNCS {
@@ -68,8 +69,8 @@ fn sync_on_block_device_flushes_it_once() {
     });
     let least = rounds.min().expect("rounds");
     drop(file);
-    folder.ok(&["umount", "mnt"]);
-    assert!(least <= SYNCS + 2, "{least} flushes for {SYNCS} syncs");
+    forebay_umount(&folder, "mnt");
+    assert!(least < 2 * SYNCS - 2, "{least} flushes for {SYNCS} syncs");
 }
 
 /// `create` on a block device failed with "unaligned request": what it looks for signatures with

@@ -34,7 +34,7 @@ fn flusher_submits_from_a_thread_with_a_ring() {
         let device = Arc::new(Noting { ram, names: Mutex::default() });
         let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
         cache.tune("dirty_background_bytes", "0").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(300);
         while device.names.lock().unwrap().is_empty() {
             assert!(Instant::now() < deadline, "{aio}: nothing was written out");
             file.write_at_with(&[7; 64 << 10], 0, IoFlags::UNCACHED).unwrap();

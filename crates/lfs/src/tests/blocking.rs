@@ -100,8 +100,8 @@ fn synced_write_runs_on_waiting_thread() {
         file.sync_here(true).unwrap();
     }
     assert_eq!(executed.load(Ordering::Relaxed) - before.1, 10, "a write with FUA each");
-    // The mark of an idle log is written by a task of the volume.
-    assert!(submitted.load(Ordering::Relaxed) - before.0 <= 10);
+    // The mark of an idle log is written by a task of the volume, two requests each.
+    assert!(submitted.load(Ordering::Relaxed) - before.0 <= 20);
     let mut back = [0; 4096];
     assert_eq!(file.read_slice(4096, &mut back, NONE).unwrap(), 4096);
     assert_eq!(back, [9; 4096]);
@@ -121,7 +121,8 @@ fn many_records_are_few_groups() {
     }
     block_on(volume.syncfs()).unwrap();
     let written = groups() - before;
-    assert!((1..=2).contains(&written), "{written} groups: one, and one for a mark");
+    // The mark of the open is due after 10 ms, that of the sync 10 ms after it.
+    assert!((1..=3).contains(&written), "{written} groups: one, and one for each mark");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use forebay_vfs::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Opens the volume with a cache that is large enough for the file, and can be made smaller.
 async fn open(
@@ -178,8 +179,8 @@ fn drop_one_real(
 
 /// The least number of operations to drop on a real engine.
 const DROPS: u32 = 32;
-/// Most rounds to reach the least number of drops. One or two are enough as a rule.
-const ROUNDS: u32 = 100;
+/// Longest time to reach the least number of drops. One round or two are enough as a rule.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Kinds of operations that must all be dropped on a real engine. Trim and zero are not among them:
 /// the caller's thread reads the edges of their range, so they never wait.
@@ -207,7 +208,8 @@ fn drop_all_real(aio: Aio) {
     let Some((engine, path)) = engine_and_path(aio, "volume") else { return };
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
         let mut all = Drops::default();
-        for _ in 0..ROUNDS {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
             all.add_all(true, |op, polls, strategy| {
                 drop_one_real((&engine, &path), direct_io, (op, polls, strategy))
             });
@@ -296,7 +298,8 @@ fn drop_closes_real(aio: Aio) {
             ended
         };
         let mut drops = 0;
-        for _ in 0..ROUNDS {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
             drops += (1..1000).take_while(|&polls| !close_dropped(polls)).count();
             if drops >= CLOSES {
                 break;

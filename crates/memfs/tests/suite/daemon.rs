@@ -2,17 +2,26 @@
 //!
 //! No locks.
 
+use forebay_base::ErrorKind;
 use forebay_fuse::mount::unmount;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up. Not a measurement.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// The program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay-memfs");
+
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// Whether mounts can be made here.
 pub fn may_run() -> bool {
@@ -55,6 +64,16 @@ impl Daemon {
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().expect("it can be killed");
+    }
+
+    /// Unmounts it once nothing uses it. A child that another test has forked holds copies of this
+    /// process's open files up to its exec, and programs that list the space of all mounts use
+    /// this one for a moment, too.
+    pub fn unmount(&self) {
+        until("nothing uses the mount", || match unmount(&self.dir, false) {
+            Err(e) if e.kind() == ErrorKind::Busy => false,
+            done => done.map(|()| true).unwrap(),
+        });
     }
 
     /// State of the thread of this name, a letter of proc(5).

@@ -3,7 +3,6 @@
 //! No locks.
 
 use crate::daemon::{Daemon, PROGRAM, may_run};
-use forebay_fuse::mount::unmount;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
@@ -27,6 +26,6 @@ fn sixty_four_descriptors_are_enough() {
     }
     assert_eq!(std::fs::read_dir(&daemon.dir).unwrap().count(), 500);
     drop(files);
-    unmount(&daemon.dir, false).unwrap();
+    daemon.unmount();
     assert!(daemon.child.wait().unwrap().success());
 }

@@ -2,22 +2,12 @@
 //!
 //! No locks.
 
-use crate::daemon::{Daemon, PATIENCE, may_run};
-use forebay_base::ErrorKind;
+use crate::daemon::{Daemon, PATIENCE, may_run, until};
 use forebay_fuse::mount::unmount;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// Waits for each of `count` threads to say how it ended.
 fn all_return<T>(ended: &Receiver<T>, count: usize) -> Vec<T> {
@@ -145,11 +135,7 @@ fn g2_g3_watchdog_ends_with_its_mount() {
     };
     let dogs = of_daemon(daemon.child.id());
     assert_eq!(dogs.len(), 1);
-    // Programs that list the space of all mounts use this one for a moment, too.
-    until("nothing uses the mount", || match unmount(&daemon.dir, false) {
-        Err(e) if e.kind() == ErrorKind::Busy => false,
-        done => done.map(|()| true).unwrap(),
-    });
+    daemon.unmount();
     until("the daemon ends", || daemon.child.try_wait().unwrap().is_some());
     assert!(daemon.child.wait().unwrap().success());
     let gone = || !Path::new(&format!("/proc/{}", dogs[0])).exists();

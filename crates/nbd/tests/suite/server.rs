@@ -233,8 +233,8 @@ fn tcp_is_served_too() {
 
 #[test]
 fn idle_handshakes_time_out() {
-    let config =
-        ServerConfig { handshake_timeout: Duration::from_millis(500), ..Default::default() };
+    // Long enough for the four round trips of a client that is in no hurry.
+    let config = ServerConfig { handshake_timeout: Duration::from_secs(2), ..Default::default() };
     let running = Running::with(config, vec![("disk", memory())]);
     let mut established = running.client();
     let mut idle = running.connect();

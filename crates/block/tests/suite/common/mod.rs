@@ -6,6 +6,10 @@ use forebay_base::world::split_mix;
 use forebay_block::{Aio, BioFlags, BioOp, BlockDevice, Engine, io};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
+
+/// How long anything may take before a test gives up. Not a measurement.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A fresh path in the tests' own directory.
 pub fn path(name: &str) -> PathBuf {

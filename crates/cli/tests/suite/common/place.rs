@@ -24,6 +24,31 @@ pub fn until_stopped(pid: i32) {
     super::until("it is stopped", || tasks().all(|task| is_stopped(task.unwrap())));
 }
 
+/// Unmounts a directory of the folder with umount(8). A busy mount is tried again: a child that
+/// another test has forked holds copies of this process's open files up to its exec.
+pub fn umount(folder: &Folder, dir: &str) {
+    super::until("umount(8)", || {
+        let mut command = Command::new("umount");
+        command.arg(dir).current_dir(folder.path("")).stdin(Stdio::null());
+        let done = output(command);
+        let said = super::stderr(&done);
+        assert!(done.status.success() || said.contains("busy"), "umount: {said}");
+        done.status.success()
+    });
+}
+
+/// The same with `forebay umount`, which says that a busy mount is in use. Its standard error.
+pub fn forebay_umount(folder: &Folder, dir: &str) -> String {
+    let mut said = String::new();
+    super::until("forebay umount", || {
+        let done = folder.forebay(&["umount", dir]);
+        said = super::stderr(&done);
+        assert!(done.status.success() || said.contains("in use"), "forebay umount: {said}");
+        done.status.success()
+    });
+    said
+}
+
 /// A folder with a volume and a directory to mount it on; unmounted on drop.
 pub struct Place {
     /// The folder.
@@ -58,29 +83,15 @@ impl Place {
         table.lines().any(|line| line.split(' ').nth(1) == Some(&dir))
     }
 
-    /// Ends it with umount(8). A busy mount is tried again: a child that another test has forked
-    /// holds copies of this process's open files up to its exec.
+    /// Ends it with umount(8); see [`umount`].
     pub fn umount(&self) {
-        super::until("umount(8)", || {
-            let mut command = Command::new("umount");
-            command.arg("mnt").current_dir(self.folder.path("")).stdin(Stdio::null());
-            let done = output(command);
-            let said = super::stderr(&done);
-            assert!(done.status.success() || said.contains("busy"), "umount: {said}");
-            done.status.success()
-        });
+        umount(&self.folder, "mnt");
         assert!(!self.is_mounted());
     }
 
-    /// Ends it with `forebay umount`, which says that a busy mount is in use; see
-    /// [`Place::umount`].
+    /// Ends it with `forebay umount`.
     pub fn forebay_umount(&self) {
-        super::until("forebay umount", || {
-            let done = self.folder.forebay(&["umount", "mnt"]);
-            let said = super::stderr(&done);
-            assert!(done.status.success() || said.contains("in use"), "forebay umount: {said}");
-            done.status.success()
-        });
+        forebay_umount(&self.folder, "mnt");
         assert!(!self.is_mounted());
     }
 

@@ -18,6 +18,7 @@ use forebay_testkit::dropped_ops::{
 };
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 4096;
 
@@ -142,9 +143,9 @@ fn real(
 
 /// Operations that are to be dropped on a real engine, at least.
 const DROPS: u32 = 32;
-/// Rounds within which that has to happen. One is enough as a rule. On a raw image with direct I/O
-/// by threads a close is dropped in one of four.
-const ROUNDS: u32 = 100;
+/// Time within which that has to happen. One round is enough as a rule. On a raw image with direct
+/// I/O by threads a close is dropped in one of four.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Operations each of which is to be dropped on a real engine.
 fn kinds_real(map: Map) -> &'static [&'static str] {
@@ -165,7 +166,8 @@ fn drop_real(aio: Aio, name: &str) {
         // The kernel answers in an order of its own, so the polls at which an operation is dropped
         // are a sample of those that it may take. On a busy machine many operations end before
         // they can be dropped.
-        for _ in 0..ROUNDS {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
             all.add_all(true, |op, polls, strategy| {
                 real((&engine, &path), (map, direct), (op, polls, strategy))
             });

@@ -144,7 +144,7 @@ fn is_lockable(lab: &Lab, index: u64, then: impl FnOnce()) -> bool {
             is_locked.store(true, Ordering::Release);
         });
         // A free lock is taken at once; only a held one takes the time.
-        let tries = (0..2_000).take_while(|_| !is_locked.load(Ordering::Acquire));
+        let tries = (0..60_000).take_while(|_| !is_locked.load(Ordering::Acquire));
         tries.for_each(|_| std::thread::sleep(Duration::from_millis(1)));
         let is_free = is_locked.load(Ordering::Acquire);
         then();

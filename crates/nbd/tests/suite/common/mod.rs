@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long anything may take before a test gives up. Not a measurement.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
 /// A server that runs until it is dropped.
 pub struct Running {
     pub server: Arc<Server>,
@@ -82,7 +85,7 @@ impl Drop for Running {
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     while !check() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -118,8 +121,8 @@ impl Client {
     pub fn raw(path: &std::path::Path) -> Self {
         let socket = UnixStream::connect(path).unwrap();
         // A hang must fail the test, not stop it.
-        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        socket.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_write_timeout(Some(PATIENCE)).unwrap();
         Self { socket, structured: false, size: 0, flags: 0, next: 1 }
     }
 
