@@ -5,7 +5,7 @@
 //! (lineage.L5).
 //!
 //! ```text
-//!   idle ──begin──▶ running ──end──────▶ idle: result for all callers that want this number or less
+//!   idle ──begin──▶ running ──end──────▶ idle: result for callers that want this number or less
 //!                      └─────cancel────▶ idle: no result, these callers begin another flush
 //! ```
 //! Invariants: T1 one flush is in progress at a time. T2 a caller gets no result of a flush that

@@ -37,9 +37,9 @@
 //! the log to leave its segment (space.P26), a group whose write failed is written again at its
 //! place, with the same bytes. So a crash leaves nothing that the first write could not have left.
 //! This needs that no flush has failed since its records were taken, except with its own write with
-//! FUA: then nothing is in doubt that it refers to or follows. L16 commits, checkpoints, the cleaner
-//! and the flush of data before its records share flushes: each flush makes durable all groups that
-//! it covers, and a task runs none if one that began after its writes has succeeded.
+//! FUA: then nothing is in doubt that it refers to or follows. L16 commits, checkpoints, the
+//! cleaner and the flush of data before its records share flushes: each flush makes durable all
+//! groups that it covers, and a task runs none if one that began after its writes has succeeded.
 //!
 //! Lock: `ctl`, at the level of the state lock; the two are never held together.
 
@@ -57,7 +57,6 @@ pub mod model;
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::format::superblock::Superblock;
-use crate::log::turn::Flown;
 use crate::space::Grant;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -184,6 +183,18 @@ pub(crate) struct Group {
     pub cut: Option<(u64, Head)>,
     /// Segments that the plan of the group opens; they are free again if it fails.
     pub opened: Vec<u32>,
+}
+
+/// State of the flush of a turn at the device.
+pub(crate) enum Flown {
+    /// No flush was submitted, or it has succeeded.
+    Ground,
+    /// The flush of this number is in flight.
+    Flying(u64),
+    /// This flush is in flight, and its task was dropped.
+    Alone(u64),
+    /// The flush has failed, and the task has not observed the error yet.
+    Failed(Error),
 }
 
 /// State of the log.

@@ -80,8 +80,8 @@ pub fn row(json: &Value, variant: &str, metric: &str) -> f64 {
 }
 
 /// The most write amplification that is right for synced writes of a block, by the median rate of
-/// such writes in a row. It is 2, and one more for each mark: the log of a volume writes one when it
-/// has been idle for 10 ms, so there are few of them unless each write takes that long.
+/// such writes in a row. It is 2, and one more for each mark: the log of a volume writes one when
+/// it has been idle for 10 ms, so there are few of them unless each write takes that long.
 pub fn synced_at_most(json: &Value, variant: &str, metric: &str) -> f64 {
     let marks_per_write = 100.0 / row(json, variant, metric);
     // Twice that, since some writes take longer than the median one.

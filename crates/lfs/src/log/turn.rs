@@ -5,7 +5,7 @@
 //! Lock: `ctl`.
 
 use crate::device::hold::Hold;
-use crate::log::{Ctl, Due, Group, LaidOut, Log};
+use crate::log::{Ctl, Due, Flown, Group, LaidOut, Log};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::{Error, ErrorKind, Result};
@@ -105,18 +105,6 @@ pub(crate) struct FlushTurn {
     over: bool,
     /// Number of groups that were written when it began (log.L2).
     groups: usize,
-}
-
-/// State of the flush of a turn at the device.
-pub(crate) enum Flown {
-    /// No flush was submitted, or it has succeeded.
-    Ground,
-    /// The flush of this number is in flight.
-    Flying(u64),
-    /// This flush is in flight, and its task was dropped.
-    Alone(u64),
-    /// The flush has failed, and the task has not observed the error yet.
-    Failed(Error),
 }
 
 impl FlushTurn {

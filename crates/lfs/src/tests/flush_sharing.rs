@@ -1,5 +1,5 @@
-//! Which tasks share a flush of the device: commits, checkpoints, the cleaner, and the flush of data
-//! before its records.
+//! Which tasks share a flush of the device: commits, checkpoints, the cleaner, and the flush of
+//! data before its records.
 //!
 //! No locks.
 
@@ -158,7 +158,7 @@ fn error_of_shared_flush_reaches_each_caller_once() {
 /// data of a group had a flush of its own also where the flush of the group before it had begun
 /// after that data was written. So each group took two flushes.
 #[test]
-fn k13_data_written_before_flush_of_other_group_needs_none_of_its_own() {
+fn k13_flush_of_other_group_covers_data_written_before() {
     const FILES: usize = 8;
     const ROUNDS: u8 = 20;
     // Flushes before: 88 for 44 groups without sums and FUA.
@@ -211,9 +211,9 @@ fn k11_group_whose_data_is_flushed_is_written_with_fua() {
     }
 }
 
-/// Checkpoints in turn beside syncs: their flushes are shared both ways.
+/// Checkpoints in turn, concurrently with syncs: their flushes are shared both ways.
 #[test]
-fn checkpoints_beside_syncs_share_flushes() {
+fn checkpoints_and_syncs_share_flushes() {
     const FILES: usize = 4;
     let setup = Setup { volume_bytes: 8 << 20, ..setup(0) };
     run(&setup, true, async |volume, disk| {
@@ -243,7 +243,7 @@ fn checkpoints_beside_syncs_share_flushes() {
 /// Syncs of one file take turns above the log, and each turn covers the writes of all callers that
 /// wait for it. So they need no more flushes than those of as many files.
 #[test]
-fn syncs_of_one_file_need_no_more_flushes_than_of_many() {
+fn syncs_of_one_file_cost_no_more_flushes() {
     const TASKS: u64 = 8;
     let flushes_with = |count: usize| {
         let setup = Setup { volume_bytes: 4 << 20, ..setup(0) };
