@@ -79,13 +79,15 @@ pub fn row(json: &Value, variant: &str, metric: &str) -> f64 {
     row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{variant} {metric}"))
 }
 
-/// The most write amplification that is right for synced writes of a block, by the median rate of
-/// such writes in a row. It is 2, and one more for each mark: the log of a volume writes one when
-/// it has been idle for 10 ms, so there are few of them unless each write takes that long.
-pub fn synced_at_most(json: &Value, variant: &str, metric: &str) -> f64 {
+/// A ratio of write amplification is right for synced writes of a block, whose rate is in a row. It
+/// is 2, and one more for each mark: the log of a volume writes one when it has been idle for
+/// 10 ms. So few are allowed unless each write takes that long.
+pub fn check_synced(json: &Value, name: &str, variant: &str, metric: &str) {
     let marks_per_write = 100.0 / row(json, variant, metric);
     // Twice that, since some writes take longer than the median one.
-    2.1 + (2.0 * marks_per_write).min(1.0)
+    let most = 2.2 + (2.0 * marks_per_write).min(1.0);
+    let value = ratio(json, name);
+    assert!((1.5..=most).contains(&value), "{name}: {value}, at most {most}");
 }
 
 /// The value of a ratio that is there and is a number.
