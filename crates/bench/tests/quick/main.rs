@@ -584,7 +584,9 @@ fn mount_reports_every_row_and_ratio() {
     check_ratios(&json, &MOUNT_RATIOS);
     check_programs(&json);
     // Judged with `cache=own` only.
-    ["mount_read_j1_vs_empty", "mount_read_jcpus_vs_empty"].map(|name| ratio(&json, name));
+    for name in ["mount_read_j1_vs_empty", "mount_read_jcpus_vs_empty"] {
+        ratio(&json, name);
+    }
     // Counts, so they hold however busy the machine is.
     let value = |name: &str| ratio(&json, name);
     for way in ["ioctl", "policy", "run"] {
