@@ -10,7 +10,8 @@
 //! ```
 //! Invariants: T1 one flush is in progress at a time. T2 a caller gets no result of a flush that
 //! began before its writes had completed. T3 the error of a flush reaches each caller that wants
-//! its number or an earlier one, also if later flushes have succeeded by then.
+//! its number or an earlier one, also if later flushes have succeeded by then. It does not reach a
+//! caller whose writes an earlier flush has covered: nothing of them is in doubt.
 //!
 //! Lock: none; the owner's lock covers it, and the owner wakes the callers that wait.
 
@@ -39,8 +40,19 @@ pub struct FlushTurns {
     ended: u64,
     /// Number of the last flush that succeeded.
     succeeded: u64,
-    /// The flushes that failed last, by number.
-    errors: VecDeque<(u64, Error)>,
+    /// The flushes that failed last.
+    errors: VecDeque<Failed>,
+    /// Number of the last failed flush that is not among `errors` any more.
+    forgotten: u64,
+}
+
+/// A flush that failed.
+#[derive(Debug)]
+struct Failed {
+    number: u64,
+    /// Number of the last flush that had succeeded before.
+    succeeded: u64,
+    error: Error,
 }
 
 impl FlushTurns {
@@ -59,17 +71,25 @@ impl FlushTurns {
         self.is_running
     }
 
-    /// Whether a flush with at least this number has succeeded, and none of these has failed. 0:
-    /// there is nothing to cover.
+    /// Whether a flush with at least this number has succeeded, and none of these had failed
+    /// before. 0: there is nothing to cover.
     pub fn has_covered(&self, wanted: u64) -> bool {
-        let last_failed = self.errors.back().map_or(0, |(number, _)| *number);
-        wanted == 0 || self.succeeded >= wanted && last_failed < wanted
+        wanted == 0 || self.succeeded >= wanted && self.error(wanted).is_none()
+    }
+
+    /// The error for a caller that wants this flush (T3). For one that wants a flush of so long ago
+    /// that errors since are forgotten, each later error counts.
+    fn error(&self, wanted: u64) -> Option<&Error> {
+        let concerns = |failed: &&Failed| {
+            failed.number >= wanted && (failed.succeeded < wanted || wanted <= self.forgotten)
+        };
+        self.errors.iter().find(concerns).map(|failed| &failed.error)
     }
 
     /// The result of a flush with at least the number `wanted` (T3). `None`: none has ended.
     pub fn result(&self, wanted: u64) -> Option<Result<()>> {
-        let error = self.errors.iter().find(|(number, _)| *number >= wanted);
-        (self.ended >= wanted).then(|| error.map_or(Ok(()), |(_, error)| Err(error.clone())))
+        let error = self.error(wanted);
+        (self.ended >= wanted).then(|| error.map_or(Ok(()), |error| Err(error.clone())))
     }
 
     /// That result, or the turn to run such a flush. `None`: a flush is in progress, and the caller
@@ -99,9 +119,10 @@ impl FlushTurns {
             Ok(()) => self.succeeded = self.begun,
             Err(error) => {
                 if self.errors.len() == ERRORS_MAX {
-                    self.errors.pop_front();
+                    self.forgotten = self.errors.pop_front().map_or(0, |failed| failed.number);
                 }
-                self.errors.push_back((self.begun, error.clone()));
+                let (number, succeeded, error) = (self.begun, self.succeeded, error.clone());
+                self.errors.push_back(Failed { number, succeeded, error });
             }
         }
     }
@@ -167,8 +188,25 @@ mod tests {
             assert!(turns.begin());
             turns.end(&failed("again"));
         }
-        assert_eq!(is_done(&mut turns, later), Some(false), "T3");
+        assert_eq!(is_done(&mut turns, wanted), Some(false), "T3: also long after");
+        assert_eq!(is_done(&mut turns, later), Some(false), "what failed since is forgotten");
         assert_eq!(turns.errors.len(), ERRORS_MAX);
+    }
+
+    /// T3. The story: a flush covered a direct write, and before the log looked, another task's
+    /// flush failed. The log took the write, which was durable, for lost.
+    #[test]
+    fn error_after_covering_flush_is_none_of_its_callers() {
+        let mut turns = FlushTurns::default();
+        let wanted = turns.next();
+        assert!(turns.begin());
+        turns.end(&Ok(()));
+        let later = turns.next();
+        assert!(turns.begin());
+        turns.end(&failed("later"));
+        assert!(turns.has_covered(wanted) && !turns.has_covered(later));
+        assert_eq!(is_done(&mut turns, wanted), Some(true));
+        assert_eq!(is_done(&mut turns, later), Some(false));
     }
 
     #[test]

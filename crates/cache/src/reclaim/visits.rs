@@ -134,6 +134,8 @@ impl PageCache {
     /// Takes a folio without blocks, whose lock is held, out of the index.
     pub(super) fn bury(&self, slot: Slot) {
         let table = &self.table;
+        // Before the key is cleared, and the owner word with it (queues.Q2).
+        self.forget_young(slot);
         self.owners.unlink(table, table.key(slot).0, slot);
         self.index.remove(table, slot);
         for g in 0..table.layout().groups {
@@ -141,7 +143,6 @@ impl PageCache {
                 table.clear_bits(slot, state, g, u64::MAX);
             }
         }
-        self.forget_young(slot);
         table.set_queue(slot, NONE);
     }
 

@@ -182,7 +182,13 @@ impl Committer<'_> {
         let early = self.plant.has(Planted::RecordBeforeData);
         let without_sums = self.layout.geometry.sum == SumAlgorithm::None;
         if without_sums && !early && !self.cover_runs(wanted, here).await {
-            turn.end(|ctl, group| ctl.groups.extend(group));
+            // A flush may have covered the runs before one failed: these are not in doubt.
+            turn.end(|ctl, mut group| {
+                if ctl.flush_turns.has_covered(wanted) {
+                    group.iter_mut().for_each(note_flushed);
+                }
+                ctl.groups.extend(group);
+            });
             return None;
         }
         let (durable_through, is_covered, fua) = {
@@ -193,8 +199,7 @@ impl Committer<'_> {
         let group = turn.group.as_mut().expect("put there above");
         if is_covered && has_runs {
             // No flush has failed since the runs were taken: a repair would be due.
-            let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
-            runs.for_each(|run| run.is_flushed = true);
+            note_flushed(group);
             if without_sums {
                 self.owner.on_covered(last_ticket(group));
             }
@@ -435,6 +440,12 @@ fn last_ticket(group: &Group) -> u64 {
 }
 
 /// Records that a group is durable (log.L3).
+/// A flush that succeeded has covered the runs of the group (K13).
+fn note_flushed(group: &mut Group) {
+    let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
+    runs.for_each(|run| run.is_flushed = true);
+}
+
 fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
