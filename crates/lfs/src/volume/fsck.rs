@@ -9,7 +9,8 @@
 //! the check continues after it. E12 fsck writes nothing. E13 what a power loss may leave behind is
 //! no finding, except a torn slot. E16 memory does not grow with the number of extents, names and
 //! inodes. Tables have at most [`FsckOptions::table_bytes`]. The open volume takes its caches, what
-//! it has for each segment, and the changes of its log in addition. Each finding takes some hundred
+//! it has for each segment, all orphans, and the changes of its log in addition. The list of
+//! findings and the names that their paths need have no bound: each finding takes some hundred
 //! bytes.
 //!
 //! A volume for which the tables are too small takes more passes (`window.rs`). So does one with

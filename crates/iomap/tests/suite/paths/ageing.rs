@@ -20,8 +20,8 @@ fn promoted_by_dropping(lab: &Lab) -> u64 {
 }
 
 /// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a
-/// frequency rises only when a block is touched that was touched before. Were it raised by each
-/// piece, every `dd` would promote what it passes.
+/// block becomes active only when it is touched again. Were it made active by each piece, every
+/// `dd` would promote what it passes.
 #[test]
 fn small_piece_pass_counts_one_touch_per_folio() {
     let folios = 8;
@@ -189,8 +189,8 @@ async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
     (stayed, changes)
 }
 
-/// The age of a folio is more than its referenced bits: a frequency, and a place in a queue. They
-/// cannot be seen; what becomes of the folios under pressure can, and it is the same with and
+/// The age of a folio is more than its referenced bits: its active blocks, its young frames, and a
+/// place in a queue. They cannot be seen; what becomes of the folios under pressure can, and it is the same with and
 /// without uncached requests before it.
 #[test]
 fn u1_uncached_requests_do_not_change_later_eviction() {

@@ -67,13 +67,14 @@ enum Step {
 
 /// One run of a file that needs places, and the sources that give them out.
 pub(crate) struct Request<'a> {
-    pub who: Who,
-    pub run: Range<u64>,
+    pub(in crate::space) who: Who,
+    pub(in crate::space) run: Range<u64>,
     /// The size of the next window of the stream that this request continues.
-    pub stream: Option<u64>,
+    pub(in crate::space) stream: Option<u64>,
     /// The free segments that it leaves.
-    pub kept: Kept,
-    pub space: &'a mut Space,
+    pub(in crate::space) kept: Kept,
+    /// Private to `space`: the callers that make a request must not change all of it.
+    pub(in crate::space) space: &'a mut Space,
 }
 
 impl Request<'_> {

@@ -1,6 +1,7 @@
 //! Paths of the inodes of findings.
 //!
-//! Invariant: E24 names are looked up only if there are findings. In memory are the names of their
+//! Invariant: E24 a path follows entries from the root, and none leads through a directory that is
+//! missing. Names are looked up only if there are findings. In memory are the names of all their
 //! inodes and of the directories above.
 //!
 //! Locks: the state lock, taken briefly. No lock is held across a wait.

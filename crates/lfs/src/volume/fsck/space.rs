@@ -2,7 +2,8 @@
 //! of each segment as the usage table says.
 //!
 //! Invariants: E19 of the pointers and extents that share a block, all but the first one in the
-//! order of the trees are reported, each with one that it shares a block with. E20 the uses of a
+//! order of the trees are found, each with one that it shares a block with. The first
+//! [`MAX_PROBLEMS`] are reported, the others counted. E20 the uses of a
 //! window of segments are in bit maps, one bit for each block. A volume whose segments do not fit
 //! takes more passes over its trees.
 //!
