@@ -65,7 +65,7 @@ pub(super) async fn check_names(
         check_entries(volume, &mut links.tally, &mut found).await?;
         check_links(volume, &links.tally, options, &mut found).await?;
     }
-    report.findings.append(&mut found.findings);
+    report.append(found);
     Ok(totals)
 }
 
