@@ -8,6 +8,7 @@ mod space;
 use super::report::MAX_FINDINGS;
 use super::*;
 use crate::format::inode::{FileType, Inode, ROOT_INO};
+use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::map::overlay::Where;
 use crate::tests::reuse::{create, open, setup, write};
@@ -91,6 +92,24 @@ fn inode_disagreeing_with_its_extents_is_found() {
         );
         assert_eq!(finding.text, text);
     }
+}
+
+/// stored.E15. The story: two inodes had one data id. A check found out that their sums differ from
+/// those of the extents, compared each of them with the extents, and reported nothing.
+#[test]
+fn inodes_with_one_data_id_are_found() {
+    let mut data_id = 0;
+    let (ino, findings) = told(|state, ino| {
+        let mut inode = state.names().node(ino).unwrap().inode;
+        data_id = inode.data_id;
+        inode.nlink = 0;
+        state.put_item(Key::Inode(ino + 1), &Item::Inode(inode));
+        state.note_orphan(ino + 1);
+    });
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    assert_eq!((finding.kind, finding.ino), (FindingKind::Tree, Some(ino)));
+    assert_eq!(finding.text, format!("2 inodes have data {data_id}"));
+    assert_eq!(finding.figures, Some((1, 2)));
 }
 
 /// The story: each bad block of a dead region of the disk was a finding, with a path.
