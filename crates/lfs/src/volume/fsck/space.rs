@@ -257,7 +257,7 @@ pub(super) async fn check_trees(
     let layout = volume.0.layout;
     let roots = [root_of(superblock, FILES_TREE)?, root_of(superblock, USAGE_TREE)?];
     let mut uses = Uses::new(layout.geometry, layout.segments, options);
-    let mut stored = Stored::new(options);
+    let mut stored = Stored::new(options, volume.0.world.random());
     for root in &roots {
         let mut seen = |seen: Seen<'_>| {
             uses.see(root.tree, &seen);

@@ -30,8 +30,8 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub fn new(options: &FsckOptions) -> Self {
-        Self { tally: Tally::new(options.tally_buckets()), last: (0, 0) }
+    pub fn new(options: &FsckOptions, seed: u64) -> Self {
+        Self { tally: Tally::new(options.tally_buckets(), seed), last: (0, 0) }
     }
 
     /// Notes what a pass over the tree sees.
