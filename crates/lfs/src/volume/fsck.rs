@@ -9,12 +9,16 @@
 //! the check continues after it. E12 fsck writes nothing. E13 what a power loss may leave behind is
 //! no finding, except a torn slot. E16 memory does not grow with the number of extents, names and
 //! inodes. Tables have at most [`FsckOptions::table_bytes`]. The open volume takes its caches, what
-//! it has for each segment, all orphans, and the changes of its log in addition. The list of
-//! findings and the names that their paths need have no bound: each finding takes some hundred
-//! bytes.
+//! it has for each segment, all orphans, and the changes of its log in addition. A finding takes at
+//! most some kilobytes, and a report lists at most 4000 of each kind.
 //!
 //! A volume for which the tables are too small takes more passes (`window.rs`). So does one with
 //! findings: a pass over a healthy volume finds out only that there are none (`tally.rs`).
+//!
+//! What a hostile image can still do: inodes that share a data id make a check slow, because it
+//! reads their content and extents once for each of them. Orphans are all in memory, also of an
+//! open volume. If bounds of leaves are no keys, a part of a scan grows until there is a bound that
+//! is one. For findings the names of all directories above them are in memory.
 //!
 //! Locks: the state lock, taken briefly. No lock is held across a wait.
 
@@ -98,8 +102,9 @@ pub async fn fsck_with(
         Ok(()) => add_paths(&volume.0, &mut report.findings).await,
         Err(error) => Err(error),
     };
+    report.end();
     if let Err(error) = done {
-        report.add(FindingKind::Tree, format!("names cannot be read: {error}"));
+        report.push(FindingKind::Tree, format!("names cannot be read: {error}"));
     }
     Ok(report)
 }

@@ -190,8 +190,8 @@ async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
 }
 
 /// The age of a folio is more than its referenced bits: its active blocks, its young frames, and a
-/// place in a queue. They cannot be seen; what becomes of the folios under pressure can, and it is the same with and
-/// without uncached requests before it.
+/// place in a queue. They cannot be seen; what becomes of the folios under pressure can, and it is
+/// the same with and without uncached requests before it.
 #[test]
 fn u1_uncached_requests_do_not_change_later_eviction() {
     // Without readahead: which of its fills are in flight during reclaim depends on the time.

@@ -29,6 +29,42 @@ pub(super) async fn check_content(
     Ok(())
 }
 
+/// Collects adjacent bad blocks of a file in one finding.
+struct BadBlocks<'r> {
+    report: &'r mut FsckReport,
+    ino: u64,
+    data_id: u64,
+    unit: u64,
+    /// The first one, their number, and the error of the first one.
+    last: Option<(u64, u64, Error)>,
+}
+
+impl BadBlocks<'_> {
+    fn add(&mut self, block: u64, blocks: u64, error: Error) {
+        if let Some((first, count, before)) = &mut self.last
+            && *first + *count == block
+            && before.kind() == error.kind()
+        {
+            *count += blocks;
+            return;
+        }
+        self.end();
+        self.last = Some((block, blocks, error));
+    }
+
+    fn end(&mut self) {
+        let Some((first, count, error)) = self.last.take() else { return };
+        let data_id = self.data_id;
+        let text = match count {
+            1 => format!("block {first} of data {data_id}: {error}"),
+            _ => format!("{count} blocks from block {first} of data {data_id} on: {error}"),
+        };
+        let finding = self.report.add(FindingKind::Content, text);
+        finding.ino = Some(self.ino);
+        (finding.offset, finding.bytes) = (Some(first * self.unit), Some(count * self.unit));
+    }
+}
+
 async fn check_file(
     volume: &Inner,
     (ino, data_id): (u64, u64),
@@ -37,41 +73,37 @@ async fn check_file(
     progress: &mut (dyn FnMut(FsckProgress) + Send),
 ) {
     let (mut block, unit) = (0, volume.layout.block_bytes());
+    let mut bad = BadBlocks { report, ino, data_id, unit, last: None };
     while block < volume.layout.geometry.max_blocks() {
         let piece = match volume.piece_at(data_id, block).await {
             Ok((piece, _pin)) => piece,
             Err(error) => {
-                let finding = report.add(FindingKind::Tree, error);
+                let finding = bad.report.add(FindingKind::Tree, error);
                 (finding.ino, finding.offset) = (Some(ino), Some(block * unit));
                 break;
             }
         };
-        for (bad, error) in check_piece(volume, &piece).await {
-            let text = format!("block {} of data {data_id}: {error}", block + bad);
-            let finding = report.add(FindingKind::Content, text);
-            finding.ino = Some(ino);
-            (finding.offset, finding.bytes) = (Some((block + bad) * unit), Some(unit));
-        }
+        check_piece(volume, &piece, block, &mut bad).await;
         if piece.at != Where::Hole {
-            report.content_bytes += piece.blocks * unit;
-            let (done_bytes, total_bytes) = (report.content_bytes, totals.stored_bytes);
+            bad.report.content_bytes += piece.blocks * unit;
+            let (done_bytes, total_bytes) = (bad.report.content_bytes, totals.stored_bytes);
             progress(FsckProgress { done_bytes, total_bytes });
         }
         block = block.saturating_add(piece.blocks);
     }
+    bad.end();
 }
 
-/// The blocks of a piece that do not match their checksums.
-async fn check_piece(volume: &Inner, piece: &Piece) -> Vec<(u64, Error)> {
-    let (Where::Run(place), layout) = (piece.at, &volume.layout) else { return Vec::new() };
+/// Finds the blocks of a piece that do not match their checksums. `first`: its first block.
+async fn check_piece(volume: &Inner, piece: &Piece, first: u64, bad: &mut BadBlocks<'_>) {
+    let (Where::Run(place), layout) = (piece.at, &volume.layout) else { return };
     let unit = layout.block_bytes();
     let offset = layout.device_offset(place);
-    let bad = |n: u64, error: &Error| (n, error.clone().with_range(offset + n * unit, unit));
     if place.segment >= layout.segments {
         let error = Error::new(ErrorKind::Corrupt, "read", "behind the last segment");
-        return (0..piece.blocks).map(|n| bad(n, &error)).collect();
+        bad.add(first, piece.blocks, error.with_range(offset, piece.blocks * unit));
+        return;
     }
-    let mut out = Vec::new();
     let all = read_at(&volume.device, offset, (piece.blocks * unit) as usize).await;
     for n in 0..piece.blocks {
         let one;
@@ -83,15 +115,14 @@ async fn check_piece(volume: &Inner, piece: &Piece) -> Vec<(u64, Error)> {
                     &one[..]
                 }
                 Err(error) => {
-                    out.push(bad(n, &error));
+                    bad.add(first + n, 1, error.with_range(offset + n * unit, unit));
                     continue;
                 }
             },
         };
         if piece.own_sums().get(n as usize).is_some_and(|sum| *sum != crc32c(bytes)) {
             let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
-            out.push(bad(n, &error));
+            bad.add(first + n, 1, error.with_range(offset + n * unit, unit));
         }
     }
-    out
 }

@@ -9,7 +9,7 @@
 //!
 //! Locks: the state lock, taken briefly. No lock is held across a wait.
 
-use super::report::{FindingKind, FsckOptions, FsckReport};
+use super::report::{FindingKind, FsckOptions, FsckReport, MAX_FINDINGS};
 use super::scan::{Name, Scan, inode_of};
 use super::stored;
 use super::tally::Tally;
@@ -20,6 +20,7 @@ use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
 use crate::volume::Inner;
 use forebay_base::Result;
+use forebay_base::world::split_mix;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a pass over all names has found.
@@ -38,8 +39,9 @@ pub(super) async fn check_names(
     options: &FsckOptions,
     report: &mut FsckReport,
 ) -> Result<Totals> {
-    let (mut totals, mut links) = (Totals::default(), Links::new(options));
-    let (mut loops, mut found) = (Loops::new(options), FsckReport::default());
+    let seed = volume.world.random();
+    let (mut totals, mut links) = (Totals::default(), Links::new(options, seed));
+    let (mut loops, mut found) = (Loops::new(options, seed), FsckReport::default());
     let (mut scan, mut orphans) = (Scan::all(volume), 0);
     while let Some(item) = scan.next().await? {
         match item {
@@ -65,7 +67,7 @@ pub(super) async fn check_names(
         check_entries(volume, &mut links.tally, &mut found).await?;
         check_links(volume, &links.tally, options, &mut found).await?;
     }
-    report.findings.append(&mut found.findings);
+    report.append(found);
     Ok(totals)
 }
 
@@ -109,8 +111,8 @@ struct Links {
 }
 
 impl Links {
-    fn new(options: &FsckOptions) -> Self {
-        Self { tally: Tally::new(options.tally_buckets()), last: None }
+    fn new(options: &FsckOptions, seed: u64) -> Self {
+        Self { tally: Tally::new(options.tally_buckets(), seed), last: None }
     }
 
     fn inode(&mut self, ino: u64, inode: &Inode, is_orphan: bool) {
@@ -267,21 +269,31 @@ fn wrong_links(ino: u64, this: &Linked, is_orphan: bool) -> Vec<String> {
 /// Finds loops of directories. In a loop some directory has a parent with a higher number, or is
 /// its own parent. A path of parents begins at each such directory, and ends at a lower number: no
 /// loop with a lower number is new, because the lowest directory of a loop begins a path, too.
-struct Loops {
-    /// The directories of earlier paths, and the first one of the path.
-    walked: BTreeMap<u64, u64>,
-    walked_max: usize,
-    /// The lowest directory of each loop.
+///
+/// A path also ends at a mark of an earlier path. Directories are marked by their hash: all at
+/// first, and only each second, fourth and so on of those when the marks do not fit. So a path that
+/// has met an earlier one ends after about that many steps more, whatever the order of the paths.
+pub(super) struct Loops {
+    /// The directories of all paths whose hash has no bit of `mask`, and the first one of the path.
+    marks: BTreeMap<u64, u64>,
+    marks_max: usize,
+    mask: u64,
+    /// A random number, so that no image has a choice of hashes.
+    seed: u64,
+    /// The lowest directory of each loop; as many as a report lists.
     found: BTreeSet<u64>,
+    /// How many parents were looked up.
+    pub lookups: u64,
 }
 
 impl Loops {
-    fn new(options: &FsckOptions) -> Self {
-        let walked_max = options.window_keys();
-        Self { walked: BTreeMap::new(), walked_max, found: BTreeSet::new() }
+    pub fn new(options: &FsckOptions, seed: u64) -> Self {
+        let (marks, found) = (BTreeMap::new(), BTreeSet::new());
+        let marks_max = options.window_keys().max(1);
+        Self { marks, marks_max, mask: 0, seed, found, lookups: 0 }
     }
 
-    async fn check(
+    pub async fn check(
         &mut self,
         volume: &Inner,
         ino: u64,
@@ -293,8 +305,11 @@ impl Loops {
             return Ok(());
         }
         if let Some(lowest) = self.find(volume, ino, inode.parent).await?
-            && self.found.insert(lowest)
+            && !self.found.contains(&lowest)
         {
+            if self.found.len() < MAX_FINDINGS {
+                self.found.insert(lowest);
+            }
             let text = "a loop of directories: its parents do not lead to the root";
             report.add(FindingKind::Name, text).ino = Some(lowest);
         }
@@ -303,26 +318,21 @@ impl Loops {
 
     /// The lowest directory of the loop to which the parents of a directory lead.
     async fn find(&mut self, volume: &Inner, first: u64, parent: u64) -> Result<Option<u64>> {
-        if self.walked.len() >= self.walked_max {
-            self.walked.clear();
-        }
         // Brent's algorithm: a loop comes back to the directory after each power of two of steps.
         let (mut at, mut mark, mut steps, mut power) = (parent, first, 1u64, 1u64);
         while at != mark {
-            if at < first || self.walked.get(&at).is_some_and(|other| *other != first) {
+            if at < first || self.marks.get(&at).is_some_and(|other| *other != first) {
                 return Ok(None);
             }
-            if self.walked.len() < self.walked_max {
-                self.walked.insert(at, first);
-            }
+            self.add_mark(at, first);
             if steps == power {
                 (mark, steps, power) = (at, 0, power.saturating_mul(2));
             }
-            let Some(above) = parent_of(volume, at).await? else { return Ok(None) };
+            let Some(above) = self.parent_of(volume, at).await? else { return Ok(None) };
             (at, steps) = (above, steps + 1);
         }
         let mut lowest = at;
-        while let Some(above) = parent_of(volume, at).await? {
+        while let Some(above) = self.parent_of(volume, at).await? {
             lowest = lowest.min(above);
             if above == mark {
                 return Ok(Some(lowest));
@@ -330,6 +340,25 @@ impl Loops {
             at = above;
         }
         Ok(None)
+    }
+
+    fn add_mark(&mut self, at: u64, first: u64) {
+        let seed = self.seed;
+        let has_mark = |at: u64, mask: u64| split_mix(&mut { at ^ seed }) & mask == 0;
+        if has_mark(at, self.mask) {
+            self.marks.insert(at, first);
+        }
+        // The hashes differ, so this ends.
+        while self.marks.len() > self.marks_max {
+            self.mask = self.mask << 1 | 1;
+            let mask = self.mask;
+            self.marks.retain(|at, _| has_mark(*at, mask));
+        }
+    }
+
+    async fn parent_of(&mut self, volume: &Inner, ino: u64) -> Result<Option<u64>> {
+        self.lookups += 1;
+        parent_of(volume, ino).await
     }
 }
 

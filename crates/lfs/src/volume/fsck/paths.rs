@@ -13,6 +13,9 @@ use crate::volume::Inner;
 use forebay_base::Result;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A longer path is cut at its beginning.
+const PATH_BYTES: usize = 4096;
+
 /// The directory and the name of each inode. `None`: it has none.
 type Names = BTreeMap<u64, Option<(u64, Box<[u8]>)>>;
 
@@ -32,8 +35,9 @@ pub(super) async fn add_paths(volume: &Inner, findings: &mut [Finding]) -> Resul
         let above = wanted.iter().filter_map(|ino| names.get(ino)?.as_ref()).map(|(dir, _)| *dir);
         wanted = above.filter(|dir| *dir != ROOT_INO && !names.contains_key(dir)).collect();
     }
+    let mut known = BTreeMap::new();
     for finding in findings {
-        finding.path = finding.ino.and_then(|ino| path_of(&names, ino));
+        finding.path = finding.ino.and_then(|ino| path_of(&names, ino, &mut known));
     }
     Ok(())
 }
@@ -87,21 +91,75 @@ fn note(item: Name, missing: &mut BTreeSet<u64>, names: &mut Names) {
     }
 }
 
-/// A path of an inode.
-fn path_of(names: &Names, ino: u64) -> Option<Vec<u8>> {
+/// Whether the directories above an inode lead to the root. `known`: of earlier inodes.
+fn leads_to_root(names: &Names, ino: u64, known: &mut BTreeMap<u64, bool>) -> bool {
+    let (mut at, mut walked) = (ino, Vec::new());
+    let leads = loop {
+        if at == ROOT_INO {
+            break true;
+        }
+        if let Some(leads) = known.get(&at) {
+            break *leads;
+        }
+        // A loop comes back to it.
+        known.insert(at, false);
+        walked.push(at);
+        let Some(Some((dir, _))) = names.get(&at) else { break false };
+        at = *dir;
+    };
+    if leads {
+        known.extend(walked.into_iter().map(|ino| (ino, true)));
+    }
+    leads
+}
+
+/// A path of an inode, or the end of it.
+fn path_of(names: &Names, ino: u64, known: &mut BTreeMap<u64, bool>) -> Option<Vec<u8>> {
     if ino == ROOT_INO {
         return Some(b"/".to_vec());
     }
-    let (mut parts, mut at) = (Vec::new(), ino);
+    if !leads_to_root(names, ino, known) {
+        return None;
+    }
+    let (mut parts, mut at, mut bytes, mut start) = (Vec::new(), ino, 0, &b""[..]);
     while at != ROOT_INO {
         let (dir, name) = names.get(&at)?.as_ref()?;
-        parts.push(name);
-        // The directories of a damaged volume may form a loop.
-        if parts.len() > names.len() {
-            return None;
+        bytes += 1 + name.len();
+        if bytes > PATH_BYTES {
+            start = b"...";
+            break;
         }
+        parts.push(name);
         at = *dir;
     }
     let path = parts.into_iter().rev().flat_map(|part| b"/".iter().chain(part.iter()));
-    Some(path.copied().collect())
+    Some(start.iter().chain(path).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: a report had a copy of the whole path for each finding. Nothing limits how deep
+    /// directories are nested, so 100,000 findings in the lowest one took a terabyte.
+    #[test]
+    fn long_path_is_cut_at_its_beginning() {
+        let deep = |ino: u64| (ino, Some((ino - 1, [b'x'; 255].into())));
+        let mut names: Names = (2..50_000).map(deep).collect();
+        names.insert(60_000, Some((60_001, b"a".as_slice().into())));
+        names.insert(60_001, Some((60_000, b"b".as_slice().into())));
+        names.insert(60_002, Some((60_001, b"c".as_slice().into())));
+        names.insert(60_003, None);
+        names.insert(60_004, Some((60_003, b"d".as_slice().into())));
+        let mut known = BTreeMap::new();
+        let mut path = |ino| path_of(&names, ino, &mut known);
+        assert_eq!(path(17).unwrap().len(), 16 * 256);
+        assert_eq!(path(17).unwrap()[..2], *b"/x");
+        for ino in [18, 49_999] {
+            let path = path(ino).unwrap();
+            assert_eq!((path.len(), &path[..5]), (3 + 16 * 256, &b".../x"[..]));
+        }
+        assert!((60_000..60_006).all(|ino| path(ino).is_none()), "a loop, or a name is missing");
+        assert_eq!(path(ROOT_INO).as_deref(), Some(&b"/"[..]));
+    }
 }

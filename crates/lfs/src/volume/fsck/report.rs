@@ -3,6 +3,10 @@
 //! No locks, no state.
 
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
+use std::collections::BTreeMap;
+
+/// The most findings of a kind that a report lists.
+pub(super) const MAX_FINDINGS: usize = 4000;
 
 /// How much memory a check uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +77,7 @@ pub struct Finding {
     pub kind: FindingKind,
     /// The inode, if the finding is about one.
     pub ino: Option<u64>,
-    /// A path of the inode.
+    /// A path of the inode. Of a path of more than 4096 bytes the end, after `...`.
     pub path: Option<Vec<u8>>,
     /// The first byte in the file. If no file is affected, the first byte on the device.
     pub offset: Option<u64>,
@@ -99,7 +103,8 @@ pub struct FsckProgress {
 #[derive(Debug, Clone, Default)]
 pub struct FsckReport {
     /// The findings, in the order of the checks: slots, log, trees, usage, stored bytes, names,
-    /// content. Within one of these the order depends on how many passes it takes.
+    /// content. Within one of these the order depends on how many passes it takes. After the first
+    /// 4000 of a kind, one at the end says how many more there are.
     pub findings: Vec<Finding>,
     /// The number of tree nodes.
     pub nodes: u64,
@@ -109,6 +114,10 @@ pub struct FsckReport {
     pub content_bytes: u64,
     /// The volume was closed: no log follows the checkpoint.
     pub was_closed: bool,
+    /// How many findings of each kind were added. The list has fewer if there are too many.
+    pub(super) counts: BTreeMap<FindingKind, usize>,
+    /// The last finding that is not in the list.
+    pub(super) spare: Option<Finding>,
 }
 
 impl FsckReport {
@@ -122,9 +131,47 @@ impl FsckReport {
         self.findings.iter().all(|finding| finding.kind.is_harmless())
     }
 
+    /// Adds a finding to the list, if there are not too many of its kind.
     pub(super) fn add(&mut self, kind: FindingKind, text: impl ToString) -> &mut Finding {
-        let (ino, path, offset, bytes, text) = (None, None, None, None, text.to_string());
-        self.findings.push(Finding { kind, ino, path, offset, bytes, figures: None, text });
+        let count = self.counts.entry(kind).or_default();
+        *count += 1;
+        if *count > MAX_FINDINGS {
+            return self.spare.insert(new_finding(kind, text.to_string()));
+        }
+        self.push(kind, text)
+    }
+
+    /// Adds a finding that the list always has.
+    pub(super) fn push(&mut self, kind: FindingKind, text: impl ToString) -> &mut Finding {
+        self.findings.push(new_finding(kind, text.to_string()));
         self.findings.last_mut().expect("it was put there")
     }
+
+    /// Adds the findings of another report.
+    pub(super) fn append(&mut self, mut other: Self) {
+        self.findings.append(&mut other.findings);
+        for (kind, count) in other.counts {
+            *self.counts.entry(kind).or_default() += count;
+        }
+    }
+
+    /// How many findings were added.
+    pub(super) fn added(&self) -> usize {
+        self.counts.values().sum()
+    }
+
+    /// Says how many findings of each kind are not in the list.
+    pub(super) fn end(&mut self) {
+        for (kind, count) in std::mem::take(&mut self.counts) {
+            let listed = self.findings.iter().filter(|finding| finding.kind == kind).count();
+            if count > listed {
+                self.push(kind, format!("{} more findings of this kind", count - listed));
+            }
+        }
+    }
+}
+
+fn new_finding(kind: FindingKind, text: String) -> Finding {
+    let (ino, path, offset, bytes, figures) = (None, None, None, None, None);
+    Finding { kind, ino, path, offset, bytes, figures, text }
 }

@@ -5,7 +5,7 @@
 //! order of the trees are found, each with one that it shares a block with. The first
 //! [`MAX_PROBLEMS`] are reported, the others counted. E20 the uses of a
 //! window of segments are in bit maps, one bit for each block. A volume whose segments do not fit
-//! takes more passes over its trees.
+//! takes more passes over its trees. Segments behind the last one have no bit maps.
 //!
 //! No locks.
 
@@ -92,6 +92,7 @@ struct Segment {
 /// What uses the blocks of a window of segments.
 pub(super) struct Uses {
     geometry: Geometry,
+    segments: u32,
     window: Window<u32, Segment>,
     /// The number of the next use in the pass.
     next: u64,
@@ -99,13 +100,16 @@ pub(super) struct Uses {
     second: Vec<Use>,
     /// The number of further ones.
     more: u64,
+    /// Uses of segments behind the last one in the pass.
+    behind: u64,
 }
 
 impl Uses {
-    pub fn new(geometry: Geometry, options: &FsckOptions) -> Self {
+    pub fn new(geometry: Geometry, segments: u32, options: &FsckOptions) -> Self {
         let segment_bytes = 128 + geometry.blocks_per_segment() as usize / 8;
         let window = Window::new(0, options.map_bytes() / segment_bytes);
-        Self { geometry, window, next: 0, second: Vec::new(), more: 0 }
+        let (second, more, behind) = (Vec::new(), 0, 0);
+        Self { geometry, segments, window, next: 0, second, more, behind }
     }
 
     /// Goes on to the segments that did not fit, which takes another pass. False: there are none.
@@ -113,7 +117,9 @@ impl Uses {
         let window = std::mem::replace(&mut self.window, Window::new(0, 1));
         let next = window.into_next();
         let is_more = next.is_some();
-        next.into_iter().for_each(|next| (self.window, self.next) = (next, 0));
+        next.into_iter().for_each(|next| {
+            (self.window, self.next, self.behind) = (next, 0, 0);
+        });
         is_more
     }
 
@@ -134,6 +140,9 @@ impl Uses {
     }
 
     fn segment(&mut self, segment: u32) -> Option<&mut Segment> {
+        if segment >= self.segments {
+            return None;
+        }
         let words = self.geometry.blocks_per_segment().div_ceil(64) as usize;
         self.window.get(segment, || Segment { live_bytes: 0, used: vec![0; words].into() })
     }
@@ -146,6 +155,7 @@ impl Uses {
 
     pub fn add_use(&mut self, this: Use) {
         let shift = self.geometry.block_shift;
+        self.behind += u64::from(this.place.segment >= self.segments);
         let Some(segment) = self.segment(this.place.segment) else { return };
         let (first, end) =
             (u64::from(this.place.offset), u64::from(this.place.offset) + this.bytes);
@@ -173,6 +183,14 @@ impl Uses {
             (segment, *entry, found)
         });
         all.filter(|(_, entry, found)| u64::from(entry.live_bytes) != *found)
+    }
+
+    /// Reports the uses of segments that the volume does not have, after a pass.
+    pub fn report_behind(&self, report: &mut FsckReport) {
+        if self.behind > 0 {
+            let text = format!("{} nodes and extents lie behind the last segment", self.behind);
+            report.add(FindingKind::Tree, text);
+        }
     }
 
     pub fn into_second(self) -> Second {
@@ -208,11 +226,17 @@ impl Second {
         }
     }
 
-    pub fn report(self, layout: &Layout, report: &mut FsckReport) {
+    /// `is_same`: all passes have read the same nodes, so the numbers of uses are the same.
+    pub fn report(self, layout: &Layout, is_same: bool, report: &mut FsckReport) {
         for (this, other) in self.all {
-            let Some(other) = other else { continue };
-            let (first, last) = (this.min(other), this.max(other));
-            let finding = report.add(FindingKind::Tree, format!("{first} and {last} overlap"));
+            let (last, text) = match other.filter(|_| is_same) {
+                Some(other) => {
+                    let (first, last) = (this.min(other), this.max(other));
+                    (last, format!("{first} and {last} overlap"))
+                }
+                None => (this, format!("{this} overlaps another use, which is not known")),
+            };
+            let finding = report.add(FindingKind::Tree, text);
             finding.offset = Some(layout.device_offset(last.place));
         }
         if self.more > 0 {
@@ -233,7 +257,8 @@ pub(super) async fn check_trees(
     let tree = &volume.0.tree;
     let layout = volume.0.layout;
     let roots = [root_of(superblock, FILES_TREE)?, root_of(superblock, USAGE_TREE)?];
-    let (mut uses, mut stored) = (Uses::new(layout.geometry, options), Stored::new(options));
+    let mut uses = Uses::new(layout.geometry, layout.segments, options);
+    let mut stored = Stored::new(options, volume.0.world.random());
     for root in &roots {
         let mut seen = |seen: Seen<'_>| {
             uses.see(root.tree, &seen);
@@ -244,6 +269,7 @@ pub(super) async fn check_trees(
         add_problems(&layout, root.tree, found, report);
     }
     stored.finish();
+    let (first_nodes, mut is_same) = (report.nodes, true);
     let mut is_complete = report.is_complete();
     let entries = usage_entries(tree, superblock).await;
     let entries = entries.unwrap_or_else(|error| {
@@ -257,26 +283,31 @@ pub(super) async fn check_trees(
         if !uses.next_window() {
             break;
         }
+        let mut nodes = 0;
         for root in &roots {
             let found = tree.check(root, &mut |seen| uses.see(root.tree, &seen)).await?;
+            nodes += found.nodes.iter().sum::<u64>();
             if is_complete && !found.is_complete() {
                 // The first pass could read it.
                 is_complete = false;
                 add_problems(&layout, root.tree, found, report);
             }
         }
+        is_same &= nodes == first_nodes;
     }
+    uses.report_behind(report);
     let mut second = uses.into_second();
     if !second.all.is_empty() {
-        let (mut next, node_bytes) = (0, layout.geometry.node_bytes() as u64);
+        let (mut next, mut nodes) = (0, 0);
+        let node_bytes = layout.geometry.node_bytes() as u64;
         for root in &roots {
             let mut seen = |seen: Seen<'_>| {
                 let uses = uses_of(root.tree, &seen, node_bytes, &mut next);
                 uses.for_each(|other| second.add_use(other));
             };
-            tree.check(root, &mut seen).await?;
+            nodes += tree.check(root, &mut seen).await?.nodes.iter().sum::<u64>();
         }
-        second.report(&layout, report);
+        second.report(&layout, is_same && nodes == first_nodes, report);
     }
     Ok(is_complete.then_some(stored))
 }

@@ -3,7 +3,8 @@
 //!
 //! Invariants: E14 nothing is reported for a tree that could not be read completely. E15 in a
 //! checkpoint the stored bytes of each inode are exactly those of its extents. Records of the log
-//! change the stored bytes of an inode only together with its data id.
+//! change the stored bytes of an inode only together with its data id. No two inodes have one data
+//! id.
 //!
 //! Inodes and extents lie in the tree in different orders, by inode and by data id. One pass
 //! compares both sides in a [`Tally`]. Only if they differ, more passes find out where.
@@ -29,8 +30,8 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub fn new(options: &FsckOptions) -> Self {
-        Self { tally: Tally::new(options.tally_buckets()), last: (0, 0) }
+    pub fn new(options: &FsckOptions, seed: u64) -> Self {
+        Self { tally: Tally::new(options.tally_buckets(), seed), last: (0, 0) }
     }
 
     /// Notes what a pass over the tree sees.
@@ -70,6 +71,7 @@ impl Stored {
             return Ok(());
         }
         let (mut next, mut is_first) = (Some(Window::new(0, options.window_keys())), true);
+        let before = report.added();
         while let Some(mut window) = next {
             let mut cursor = Cursor::new(Key::Inode(0), Some(Key::Dead(0, 0)));
             while let Some(found) = cursor.next(tree, root).await? {
@@ -83,6 +85,11 @@ impl Stored {
                         }
                         window.get(inode.data_id, Extents::default).into_iter().for_each(|this| {
                             this.has_inode = true;
+                            // An inode without extents is in no tally.
+                            if inode.stored_bytes != 0 && inode.data_id != 0 {
+                                this.first = this.first.or(Some(ino));
+                                this.inodes += 1;
+                            }
                         });
                     }
                     (Key::Extent(data_id, _), Item::Extent(extent))
@@ -101,7 +108,16 @@ impl Stored {
                     format!("data {data_id} has extents of {bytes} bytes, and no inode has it");
                 report.add(FindingKind::Tree, text).figures = Some((0, bytes));
             }
+            for (data_id, this) in window.iter().filter(|(_, this)| this.inodes > 1) {
+                let text = format!("{} inodes have data {data_id}", this.inodes);
+                let finding = report.add(FindingKind::Tree, text);
+                (finding.ino, finding.figures) = (this.first, Some((1, this.inodes)));
+            }
             (next, is_first) = (window.into_next(), false);
+        }
+        if report.added() == before {
+            let text = "inodes and extents differ in stored bytes; which ones is not known";
+            report.add(FindingKind::Tree, text);
         }
         Ok(())
     }
@@ -112,6 +128,9 @@ impl Stored {
 struct Extents {
     bytes: u64,
     has_inode: bool,
+    /// The inodes that say that they have such extents: their number, and the first one.
+    inodes: u64,
+    first: Option<u64>,
 }
 
 fn bytes_of(extent: &Extent<'_>) -> u64 {

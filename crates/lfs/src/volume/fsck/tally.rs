@@ -12,20 +12,22 @@ use forebay_base::world::split_mix;
 /// Sums of the differences, in buckets of numbers.
 pub(super) struct Tally {
     sums: Box<[u64]>,
+    seed: u64,
 }
 
 /// Mixed into what makes a number a suspect without a comparison.
 const SUSPECT: u64 = u64::MAX;
 
 impl Tally {
-    /// With this number of buckets, rounded up to a power of two.
-    pub fn new(buckets: usize) -> Self {
-        Self { sums: vec![0; buckets.next_power_of_two()].into() }
+    /// With this number of buckets, rounded up to a power of two. `seed`: a random number, so
+    /// that no image can be made for hashes that collide.
+    pub fn new(buckets: usize, seed: u64) -> Self {
+        Self { sums: vec![0; buckets.next_power_of_two()].into(), seed }
     }
 
     /// Says `times` times that number `number` has these figures.
     pub fn add(&mut self, number: u64, figures: [u64; 2], times: u64) {
-        let term = hash(number, figures).wrapping_mul(times);
+        let term = hash(self.seed, number, figures).wrapping_mul(times);
         let bucket = self.bucket(number);
         self.sums[bucket] = self.sums[bucket].wrapping_add(term);
     }
@@ -56,8 +58,9 @@ impl Tally {
 }
 
 /// An odd number: no count below 2^64 of it is zero (E18).
-fn hash(number: u64, figures: [u64; 2]) -> u64 {
-    let mut hash = !number;
+fn hash(seed: u64, number: u64, figures: [u64; 2]) -> u64 {
+    let mut hash = seed ^ number;
+    hash = split_mix(&mut hash) ^ seed;
     for figure in figures {
         hash = split_mix(&mut hash) ^ figure;
     }
@@ -74,7 +77,7 @@ mod tests {
     fn tally_finds_each_number_that_differs() {
         for wrong in 0..500u64 {
             for kind in 0..4 {
-                let mut tally = Tally::new(1000);
+                let mut tally = Tally::new(1000, wrong);
                 let figures = |number: u64| [number % 7, number * number];
                 (0..500).for_each(|number| tally.add(number, figures(number), number % 3));
                 for number in (0..500).rev() {

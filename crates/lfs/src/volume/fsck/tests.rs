@@ -5,9 +5,12 @@ mod damage;
 mod names;
 mod space;
 
+use super::report::MAX_FINDINGS;
 use super::*;
 use crate::format::inode::{FileType, Inode, ROOT_INO};
+use crate::format::item::Item;
 use crate::format::key::Key;
+use crate::map::overlay::Where;
 use crate::tests::reuse::{create, open, setup, write};
 use crate::transaction::state::State;
 use forebay_base::sim_world::SimWorld;
@@ -89,6 +92,72 @@ fn inode_disagreeing_with_its_extents_is_found() {
         );
         assert_eq!(finding.text, text);
     }
+}
+
+/// stored.E15. The story: two inodes had one data id. A check found out that their sums differ from
+/// those of the extents, compared each of them with the extents, and reported nothing.
+#[test]
+fn inodes_with_one_data_id_are_found() {
+    let mut data_id = 0;
+    let (ino, findings) = told(|state, ino| {
+        let mut inode = state.names().node(ino).unwrap().inode;
+        data_id = inode.data_id;
+        inode.nlink = 0;
+        state.put_item(Key::Inode(ino + 1), &Item::Inode(inode));
+        state.note_orphan(ino + 1);
+    });
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    assert_eq!((finding.kind, finding.ino), (FindingKind::Tree, Some(ino)));
+    assert_eq!(finding.text, format!("2 inodes have data {data_id}"));
+    assert_eq!(finding.figures, Some((1, 2)));
+}
+
+/// The story: each bad block of a dead region of the disk was a finding, with a path.
+#[test]
+fn adjacent_bad_blocks_are_one_finding() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let places = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[5; 10 * 4096]).await.unwrap();
+        file.sync(false).await.unwrap();
+        volume.checkpoint().await.unwrap();
+        let data_id = volume.0.state.lock().names().node(ino.0).unwrap().inode.data_id;
+        let mut places = Vec::new();
+        for block in [2, 3, 4, 7] {
+            let (piece, _) = volume.0.piece_at(data_id, block).await.unwrap();
+            let Where::Run(place) = piece.at else { panic!("{piece:?}") };
+            places.push(volume.0.layout.device_offset(place));
+        }
+        places
+    });
+    disk.world().stop();
+    places.iter().for_each(|at| crate::tests::reuse::flip(&disk, *at));
+    let found: Vec<_> =
+        findings(&disk).into_iter().map(|f| (f.kind, f.path, f.offset, f.bytes)).collect();
+    let of = |block: u64, blocks: u64| {
+        let (offset, bytes) = (Some(block * 4096), Some(blocks * 4096));
+        (FindingKind::Content, Some(b"/f".to_vec()), offset, bytes)
+    };
+    assert_eq!(found, [of(2, 3), of(7, 1)]);
+}
+
+/// fsck.E16: a report lists a limited number of findings of each kind, and counts the others.
+#[test]
+fn report_counts_findings_beyond_its_limit() {
+    let mut report = FsckReport::default();
+    for n in 0..MAX_FINDINGS as u64 + 5 {
+        report.add(FindingKind::Content, "bad").ino = Some(n);
+    }
+    let mut names = FsckReport::default();
+    names.add(FindingKind::Name, "wrong").ino = Some(9);
+    report.append(names);
+    assert_eq!(report.added(), MAX_FINDINGS + 6);
+    report.end();
+    let end: Vec<&str> =
+        report.findings[MAX_FINDINGS - 1..].iter().map(|finding| finding.text.as_str()).collect();
+    assert_eq!(end, ["bad", "wrong", "5 more findings of this kind"]);
 }
 
 /// The story: extents whose inode was gone counted as live for ever, and no check reported them.

@@ -1,5 +1,6 @@
 //! Tests of the checks of names, links, parents, orphans and loops.
 
+use super::super::names::Loops;
 use super::*;
 use crate::format::item::{EntryItem, Item};
 use crate::format::key::{Cookie, NameHash};
@@ -163,6 +164,32 @@ fn loops_of_directories_are_found() {
         assert_eq!(inos, lowest, "{parents:?}: {findings:?}");
         let is_named = |f: &Finding| f.kind == FindingKind::Name && f.text.contains("loop");
         assert!(findings.iter().all(is_named), "{findings:?}");
+    }
+}
+
+/// The story: a user moved each directory into the next one. The whole path did not fit in the
+/// table of a check, which cleared it at each directory, and walked most of the path again.
+#[test]
+fn path_longer_than_table_is_walked_about_once() {
+    const COUNT: u64 = 2048;
+    const MARKS: u64 = 64;
+    let options = FsckOptions { table_bytes: MARKS as usize * 288, ..LEAST };
+    for (top, loops_found) in [(ROOT_INO, 0), (2, 1)] {
+        let above = |ino| if ino == COUNT + 1 { top } else { ino + 1 };
+        let inodes: BTreeMap<u64, Inode> =
+            (2..COUNT + 2).map(|ino| (ino, inode(DIR, 2, above(ino)))).collect();
+        let tree = Tree { inodes, entries: Vec::new(), orphans: BTreeSet::new() };
+        let (_, (found, lookups)) = Tree::run(async |volume| {
+            tree.put(&mut volume.0.state.lock());
+            let (mut loops, mut report) = (Loops::new(&options, 7), FsckReport::default());
+            for (ino, inode) in &tree.inodes {
+                loops.check(&volume.0, *ino, inode, &mut report).await.unwrap();
+            }
+            (report.findings.len(), loops.lookups)
+        });
+        assert_eq!(found, loops_found);
+        // A table that is cleared takes about COUNT * COUNT / 2 of them.
+        assert!(lookups < 4 * COUNT * COUNT / MARKS, "{lookups} lookups");
     }
 }
 
