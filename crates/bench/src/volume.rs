@@ -20,7 +20,7 @@ mod seq;
 mod sustained;
 mod sync;
 
-pub use open::{log_job, touch_job};
+pub use open::{log_job, recover_job, touch_job};
 pub use overwrite::overwrite_job;
 pub use scale::scale_job;
 

@@ -90,6 +90,7 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
         Some("overwrite") => volume::overwrite_job(job),
         Some("touch") => volume::touch_job(job),
         Some("log") => volume::log_job(job),
+        Some("recover") => volume::recover_job(job),
         Some("scale") => volume::scale_job(job),
         Some("compete") => compete::compete_job(job),
         Some("hotset") => {

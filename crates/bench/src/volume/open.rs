@@ -187,7 +187,8 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     let size = (log / 8).max(16 * MIB);
     // A checkpoint is made when the log takes a twelfth of the volume.
     let bytes = (17 * log).max(128 * MIB) + size;
-    let (mut seconds, mut written, mut seen) = (Vec::new(), Vec::new(), 0);
+    let (mut seconds, mut written, mut peaks) = (Vec::new(), Vec::new(), Vec::new());
+    let mut seen = 0;
     for _ in 0..options.rounds_or(1, 3) {
         let image =
             BackedImage::create(&options.dir, "recovery", bytes, Backing::Sparse, options.keep)?;
@@ -212,13 +213,11 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
         let number = |key: &str| answer[key].as_u64().unwrap_or(0);
         worker.kill()?;
         seen += number("checkpoints");
-        let start = Instant::now();
-        let volume = OurVolume::open(image.path(), &spec)?;
-        let took = start.elapsed().as_secs_f64();
         let gib = number("log") as f64 / GIB as f64;
+        let (took, peak) = recovered(path)?;
         written.push(gib);
         seconds.push(took / gib);
-        volume.close()?;
+        peaks.push(peak);
     }
     report.row("volume", "recovery_log", "GiB", &written);
     report.row("volume", "recovery_per_gib", "s", &seconds);
@@ -227,12 +226,36 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
         0 => report.ratio_with_bar(name, value, Good::Below, 5.0),
         _ => report.ratio_unjudged(name, value, Good::Below, 5.0),
     }
+    report.row("volume", "recovery_resident_peak", "MiB", &peaks);
+    let over = peaks.iter().copied().fold(0.0, f64::max) - (BUDGET / MIB) as f64;
+    report.ratio_with_bar("recovery_memory_over_budget_mib", over, Good::AtMost, OVER_MIB);
     let spread = relative_deviation(&seconds) * 100.0;
     report.note(format!(
         "recovery: rounds vary by {spread:.0} %; {seen} checkpoints fell into the log, with any it is \
          not judged"
     ));
     Ok(())
+}
+
+/// Opens a killed volume in a child (O1). Returns the seconds of the opening, and the peak of the
+/// child's memory in MiB.
+fn recovered(path: &Path) -> Result<(f64, f64)> {
+    let mut worker = Worker::free()?;
+    let (pid, mut resident) = (worker.pid(), Vec::new());
+    let job = json!({ "job": "recover", "path": path, "budget": BUDGET });
+    let look = || resident.extend(resident_bytes(pid));
+    let answer = looking(Duration::from_millis(20), look, || worker.ask(&job))?;
+    let peak = resident.iter().copied().max().unwrap_or(0) as f64 / MIB as f64;
+    Ok((answer["seconds"].as_f64().unwrap_or(f64::NAN), peak))
+}
+
+/// The child's side: opens the volume, which recovers it, and closes it.
+pub fn recover_job(job: &Value) -> Result<Value> {
+    let start = Instant::now();
+    let volume = open_job(job, true)?;
+    let seconds = start.elapsed().as_secs_f64();
+    volume.close()?;
+    Ok(json!({ "seconds": seconds }))
 }
 
 /// The child's side: synced writes by many jobs until the log has a given size, counted as the

@@ -292,6 +292,7 @@ fn volume_reports_every_row_and_ratio() {
         "open_after_clean_stop_seconds",
         "touched_memory_over_budget_mib",
         "recovery_seconds_per_gib",
+        "recovery_memory_over_budget_mib",
         "full_filled_percent",
         "full_failures",
         "full_rounds_done",
