@@ -12,7 +12,7 @@ use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
-use crate::names::lookup::{Stop, Tried, needed};
+use crate::names::lookup::{Stop, Tried, creates, needed};
 use crate::space::admission::Growth;
 use crate::space::{Ask, Grant, Need};
 use crate::transaction::state::State;
@@ -152,12 +152,9 @@ impl State {
     /// Refuses changes of which one needs an inode that is neither in memory nor made by an earlier
     /// one of them. It runs before anything is applied (T11).
     fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
-        let mut made = Vec::new();
-        for change in changes {
-            if let Change::CreateInode(ino, ..) = change {
-                made.push(*ino);
-            }
-            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.names.has_node(*ino);
+        for (n, change) in changes.iter().enumerate() {
+            let is_made = |ino| creates(&changes[..n], ino);
+            let gone = |ino: &u64| *ino != 0 && !self.names.has_node(*ino) && !is_made(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }
