@@ -14,7 +14,7 @@ use forebay_sim::SimDisk;
 use forebay_testkit::fs_check::{Times, Tree};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, RenameFlags,
-    Seek, Timestamp,
+    Seek, SetXattr, Timestamp, XattrName,
 };
 use std::sync::Arc;
 
@@ -214,6 +214,45 @@ fn q11_unused_inode_numbers_are_stale() {
         let failed = volume.link(gone, Ino::ROOT, name("kept")).await.unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Stale);
         assert_eq!(volume.digest().await.unwrap(), before, "Q11");
+    });
+    disk.world().stop();
+}
+
+/// load.Q22: what is loaded with a missing inode may overlap inodes in memory. Those stay, and all
+/// others get their attributes and targets.
+#[test]
+fn q22_loaded_inodes_overlap_those_in_memory() {
+    let setup = setup(8);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, attribute) =
+            (open(&setup, &disk).await, XattrName::new(b"trusted.a").unwrap());
+        let mut inos = Vec::new();
+        for n in 0..40_u8 {
+            let text = format!("f{n}");
+            let made = match n % 5 {
+                0 => volume.symlink(Ino::ROOT, name(&text), text.as_bytes(), &FILE).await,
+                _ => volume.mknod(Ino::ROOT, name(&text), &FILE).await,
+            };
+            inos.push(made.unwrap().ino);
+            let set = volume.setxattr(inos[n as usize], attribute, &[n], SetXattr::Any).await;
+            set.unwrap();
+        }
+        volume.close().await.unwrap();
+        let volume = open(&setup, &disk).await;
+        let is_there = |n: usize| volume.0.state.lock().names().has_node(inos[n].0);
+        for (first, before) in [(20, false), (10, true), (0, true)] {
+            assert_eq!((is_there(first), is_there(20)), (false, before), "from {first} on");
+            let found = volume.getattr_listed(&inos[first..=first]).await;
+            assert!(found.iter().all(|attr| attr.is_ok()) && is_there(first + 5));
+        }
+        for (n, ino) in inos.iter().enumerate() {
+            assert_eq!(volume.getxattr(*ino, attribute).await.unwrap(), [n as u8]);
+            if n % 5 == 0 {
+                assert_eq!(volume.readlink(*ino).await.unwrap(), format!("f{n}").as_bytes());
+            }
+        }
+        volume.close().await.unwrap();
     });
     disk.world().stop();
 }
