@@ -39,49 +39,68 @@ impl<'a> Reader<'a> {
         Error::new(ErrorKind::Corrupt, "decode", text)
     }
 
+    /// The error of a field that is longer than what is left.
+    #[cold]
+    fn too_short(&self, field: &str, len: usize) -> Error {
+        let text = format!(
+            "{}: field `{field}` at offset {} needs {len} bytes, {} are left",
+            self.what,
+            self.at,
+            self.remaining()
+        );
+        Error::new(ErrorKind::Corrupt, "decode", text)
+    }
+
     /// `len` bytes, borrowed.
+    #[inline]
     pub fn bytes(&mut self, field: &str, len: usize) -> Result<&'a [u8]> {
-        let rest = &self.bytes[self.at..];
-        let Some(found) = rest.get(..len) else {
-            let text = format!(
-                "{}: field `{field}` at offset {} needs {len} bytes, {} are left",
-                self.what,
-                self.at,
-                rest.len()
-            );
-            return Err(Error::new(ErrorKind::Corrupt, "decode", text));
-        };
-        self.at += len;
-        Ok(found)
+        match self.bytes[self.at..].get(..len) {
+            Some(found) => {
+                self.at += len;
+                Ok(found)
+            }
+            None => Err(self.too_short(field, len)),
+        }
     }
 
     /// A fixed number of bytes.
+    #[inline]
     pub fn array<const N: usize>(&mut self, field: &str) -> Result<[u8; N]> {
-        let found = self.bytes(field, N)?;
-        Ok(found.try_into().expect("bytes() returned N bytes"))
+        match self.bytes[self.at..].first_chunk() {
+            Some(found) => {
+                self.at += N;
+                Ok(*found)
+            }
+            None => Err(self.too_short(field, N)),
+        }
     }
 
     /// One byte.
+    #[inline]
     pub fn u8(&mut self, field: &str) -> Result<u8> {
         Ok(self.array::<1>(field)?[0])
     }
 
     /// Two bytes.
+    #[inline]
     pub fn u16(&mut self, field: &str) -> Result<u16> {
         self.array(field).map(u16::from_le_bytes)
     }
 
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self, field: &str) -> Result<u32> {
         self.array(field).map(u32::from_le_bytes)
     }
 
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self, field: &str) -> Result<u64> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// Eight bytes, signed.
+    #[inline]
     pub fn i64(&mut self, field: &str) -> Result<i64> {
         self.array(field).map(i64::from_le_bytes)
     }
@@ -103,6 +122,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Skips `len` bytes that must all be zero.
+    #[inline]
     pub fn zeros(&mut self, field: &str, len: usize) -> Result<()> {
         let start = self.at;
         if self.bytes(field, len)?.iter().fold(0, |all, b| all | *b) != 0 {
@@ -149,49 +169,75 @@ impl<'a> Writer<'a> {
         self.bytes.len() - self.at
     }
 
+    /// The error of a field for which there is no space.
+    #[cold]
+    fn too_long(&self, field: &str, len: usize) -> Error {
+        let text = format!(
+            "{}: field `{field}` at offset {} needs {len} bytes, there is room for {}",
+            self.what,
+            self.at,
+            self.remaining()
+        );
+        Error::new(ErrorKind::NoSpace, "encode", text)
+    }
+
+    #[inline]
     fn room(&mut self, field: &str, len: usize) -> Result<&mut [u8]> {
-        let left = self.bytes.len() - self.at;
-        if len > left {
-            let text = format!(
-                "{}: field `{field}` at offset {} needs {len} bytes, there is room for {left}",
-                self.what, self.at
-            );
-            return Err(Error::new(ErrorKind::NoSpace, "encode", text));
+        if len > self.remaining() {
+            return Err(self.too_long(field, len));
         }
         let start = self.at;
         self.at += len;
         Ok(&mut self.bytes[start..start + len])
     }
 
+    #[inline]
+    fn array<const N: usize>(&mut self, field: &str, value: [u8; N]) -> Result<()> {
+        match self.bytes[self.at..].first_chunk_mut() {
+            Some(place) => {
+                *place = value;
+                self.at += N;
+                Ok(())
+            }
+            None => Err(self.too_long(field, N)),
+        }
+    }
+
     /// Bytes as they are.
+    #[inline]
     pub fn bytes(&mut self, field: &str, bytes: &[u8]) -> Result<()> {
         self.room(field, bytes.len())?.copy_from_slice(bytes);
         Ok(())
     }
 
     /// One byte.
+    #[inline]
     pub fn u8(&mut self, field: &str, value: u8) -> Result<()> {
-        self.bytes(field, &[value])
+        self.array(field, [value])
     }
 
     /// Two bytes.
+    #[inline]
     pub fn u16(&mut self, field: &str, value: u16) -> Result<()> {
-        self.bytes(field, &value.to_le_bytes())
+        self.array(field, value.to_le_bytes())
     }
 
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self, field: &str, value: u32) -> Result<()> {
-        self.bytes(field, &value.to_le_bytes())
+        self.array(field, value.to_le_bytes())
     }
 
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self, field: &str, value: u64) -> Result<()> {
-        self.bytes(field, &value.to_le_bytes())
+        self.array(field, value.to_le_bytes())
     }
 
     /// Eight bytes, signed.
+    #[inline]
     pub fn i64(&mut self, field: &str, value: i64) -> Result<()> {
-        self.bytes(field, &value.to_le_bytes())
+        self.array(field, value.to_le_bytes())
     }
 
     /// A u16 length and the bytes. Longer than 65535 is `NoSpace`.
@@ -207,6 +253,7 @@ impl<'a> Writer<'a> {
     }
 
     /// `len` zero bytes.
+    #[inline]
     pub fn zeros(&mut self, field: &str, len: usize) -> Result<()> {
         self.room(field, len)?.fill(0);
         Ok(())

@@ -63,13 +63,21 @@ impl Drop for OutstandingRequest {
 pub(super) struct Own {
     /// Buffer of a read that the thread carries out itself.
     out: AlignedBuf,
-    /// Memory of a request's future; most are answered at their first poll, so it is reused.
-    request: FutureSlot<Outcome>,
+    request: RequestSlot,
+}
+
+/// Memory of a request. Most requests are answered at their first poll, so it is reused. That also
+/// leaves alone the reference counts that all reader threads share.
+#[derive(Default)]
+pub(super) struct RequestSlot {
+    pub future: FutureSlot<Outcome>,
+    /// That of the last request, if it was answered at its first poll.
+    parking: Option<Arc<Parking>>,
 }
 
 impl Own {
     pub fn new() -> Self {
-        Self { out: AlignedBuf::new(PAYLOAD_MAX), request: FutureSlot::default() }
+        Self { out: AlignedBuf::new(PAYLOAD_MAX), request: RequestSlot::default() }
     }
 }
 
@@ -225,11 +233,11 @@ impl Shared {
         core: &Arc<Core>,
         unique: u64,
         work: Work,
-        slot: &mut FutureSlot<Outcome>,
+        slot: &mut RequestSlot,
         waits: bool,
     ) {
         let bytes = work.bytes();
-        slot.put(core.clone().serve(work));
+        slot.future.put(core.clone().serve(work));
         self.run(core, unique, bytes, slot, waits);
     }
 
@@ -240,21 +248,24 @@ impl Shared {
         core: &Arc<Core>,
         unique: u64,
         bytes: u64,
-        slot: &mut FutureSlot<Outcome>,
+        slot: &mut RequestSlot,
         waits: bool,
     ) {
-        // Counted before the first poll, which may allocate buffers.
-        let held = self.payload.hold(bytes);
-        let parking = Parking::new(self.tasks.clone());
+        let parking = Parking::renewed(slot.parking.take(), &self.tasks);
         let waker = Waker::from(parking.clone());
-        if let Poll::Ready(outcome) = Pin::new(&mut *slot).poll(&mut Context::from_waker(&waker)) {
+        let poll = Pin::new(&mut slot.future).poll(&mut Context::from_waker(&waker));
+        if let Poll::Ready(outcome) = poll {
+            drop(waker);
+            slot.parking = Some(parking);
             return self.finish(core, unique, outcome);
         }
+        // Until now it was the one request that this thread has in addition (payload.M1).
+        let held = self.payload.hold(bytes);
         if let Some(_waits) = waits.then(|| self.readers.may_wait()).flatten() {
-            let outcome = block_on(Pin::new(&mut *slot));
+            let outcome = block_on(Pin::new(&mut slot.future));
             return self.finish(core, unique, outcome);
         }
-        let request = std::mem::take(slot);
+        let request = std::mem::take(&mut slot.future);
         let outstanding = OutstandingRequest::new(self, core, unique);
         parking.park(Box::pin(async move {
             let outcome = request.await;

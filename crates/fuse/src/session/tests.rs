@@ -2,6 +2,7 @@
 //!
 //! No locks.
 
+use super::requests::RequestSlot;
 use super::{Ending, Session, agreed};
 use crate::device::PAYLOAD_MAX;
 use crate::mount::{MountKind, Mounted};
@@ -9,7 +10,7 @@ use crate::options::Options;
 use crate::proto::consts::{InitFlags, opcode};
 use crate::proto::request::InitIn;
 use crate::serve::Outcome;
-use forebay_base::task::{FutureSlot, block_on};
+use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
 use forebay_base::{ErrorKind, Result};
 use forebay_testkit::mem_fs::MemFs;
@@ -327,9 +328,9 @@ fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
     let core = session.shared.core.read().clone().unwrap();
     let (sender, wakers) = std::sync::mpsc::channel();
-    let mut slot = FutureSlot::default();
+    let mut slot = RequestSlot::default();
     let mut run = |unique, at_once| {
-        slot.put(Waits { wakers: sender.clone(), polled: false, at_once });
+        slot.future.put(Waits { wakers: sender.clone(), polled: false, at_once });
         session.shared.run(&core, unique, 10, &mut slot, false);
     };
     run(1, true);
@@ -350,6 +351,38 @@ fn a1_a2_requests_that_wait_are_answered() {
     drop(wakers.recv().unwrap());
     // The story: the request was dropped, and answered EIO, though it could have continued.
     assert_eq!(kernel.reply(), (3, (3, Vec::new())), "no waker is left, so it looks again");
+    drop((core, kernel));
+    end(session.wait());
+}
+
+/// waiting.A1: a waker that an answered request has left wakes no later one, which reuses memory of
+/// the request before it.
+#[test]
+fn a1_waker_of_an_answered_request_wakes_no_later_one() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let core = session.shared.core.read().clone().unwrap();
+    let (sender, wakers) = std::sync::mpsc::channel::<Waker>();
+    let mut slot = RequestSlot::default();
+    for (unique, keeps) in [(1, false), (2, true)] {
+        let sender = sender.clone();
+        slot.future.put(std::future::poll_fn(move |cx| {
+            if keeps {
+                sender.send(cx.waker().clone()).unwrap();
+            }
+            cx.waker().wake_by_ref();
+            Poll::Ready(Outcome::errno(4))
+        }));
+        session.shared.run(&core, unique, 10, &mut slot, false);
+        assert_eq!(kernel.reply(), (unique, (4, Vec::new())));
+    }
+    let earlier = wakers.recv().unwrap();
+    slot.future.put(Waits { wakers: sender, polled: false, at_once: false });
+    session.shared.run(&core, 3, 10, &mut slot, false);
+    earlier.wake();
+    let waker = wakers.recv().unwrap();
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "A1: it waits for its own wake");
+    waker.wake();
+    assert_eq!(kernel.reply(), (3, (3, Vec::new())));
     drop((core, kernel));
     end(session.wait());
 }

@@ -66,6 +66,15 @@ impl Parking {
         Arc::new(Self { stage: Mutex::new(Stage::Polled), carrier })
     }
 
+    /// As [`Parking::new`], with the memory of an earlier request if no waker of that is left.
+    pub fn renewed(spare: Option<Arc<Self>>, carrier: &Arc<dyn Carrier>) -> Arc<Self> {
+        let Some(mut spare) = spare else { return Self::new(carrier.clone()) };
+        let Some(parking) = Arc::get_mut(&mut spare) else { return Self::new(carrier.clone()) };
+        // The earlier request may have been woken during its poll.
+        *parking.stage.get_mut().unwrap_or_else(PoisonError::into_inner) = Stage::Polled;
+        spare
+    }
+
     fn hand_over(&self, request: Answering) {
         self.carrier.clone().carry_on(request);
     }

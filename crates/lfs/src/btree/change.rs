@@ -37,6 +37,11 @@ impl Change {
         Self { key, value }
     }
 
+    /// Key and value in stored form.
+    pub(crate) fn into_stored(self) -> (KeyBytes, Option<Box<[u8]>>) {
+        (self.key, self.value)
+    }
+
     /// The key in stored form.
     pub fn key(&self) -> &[u8] {
         self.key.as_slice()

@@ -57,7 +57,7 @@ pub enum Key {
     Usage(u32),
 }
 
-/// The bytes of a key.
+/// The bytes of a key. Those behind its length are zero.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyBytes {
     bytes: [u8; MAX_KEY_BYTES],
@@ -81,6 +81,14 @@ impl KeyBytes {
         &self.bytes[..self.len]
     }
 
+    /// All bytes and the length, as numbers in the order of the keys: a key that is the start of
+    /// another one, or differs from it only by zeros at the end, is shorter.
+    fn words(&self) -> (u128, u32, usize) {
+        let (high, low) = self.bytes.split_first_chunk().expect("a key has more bytes");
+        let low = low.first_chunk().expect("a key has these bytes, too");
+        (u128::from_be_bytes(*high), u32::from_be_bytes(*low), self.len)
+    }
+
     fn put(&mut self, bytes: &[u8]) {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
@@ -89,7 +97,7 @@ impl KeyBytes {
 
 impl PartialEq for KeyBytes {
     fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
+        self.words() == other.words()
     }
 }
 
@@ -97,7 +105,7 @@ impl Eq for KeyBytes {}
 
 impl Ord for KeyBytes {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.as_slice().cmp(other.as_slice())
+        self.words().cmp(&other.words())
     }
 }
 
@@ -312,6 +320,24 @@ mod tests {
         assert_eq!(siphash24(&key, &[]), 0x726f_db47_dd0e_0e31);
         assert_eq!(siphash24(&key, &input[..8]), 0x93f5_f579_9a93_2462);
         assert_eq!(NameHash::new(&key, &input).0, 0xa129_ca61_49be_45e5u64 >> 17);
+    }
+
+    /// The order of keys in memory is that of their bytes, also of those that end in zeros or are
+    /// the start of another one.
+    #[test]
+    fn key_bytes_are_in_order_of_their_bytes() {
+        let mut all: Vec<Vec<u8>> = vec![vec![], vec![0], vec![0; 2], vec![0; MAX_KEY_BYTES]];
+        for len in 1..=MAX_KEY_BYTES {
+            for last in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut key = vec![1; len];
+                key[len - 1] = last;
+                all.push(key);
+            }
+        }
+        for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
+            let (x, y) = (KeyBytes::copy_of(a), KeyBytes::copy_of(b));
+            assert_eq!((x.cmp(&y), x == y), (a.cmp(b), a == b), "{a:?} {b:?}");
+        }
     }
 
     /// K3: a cookie consists of hash and number, and is valid for readdir.

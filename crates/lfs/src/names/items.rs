@@ -78,8 +78,8 @@ impl Items {
 
     /// Sets the item of a key.
     pub fn item(&mut self, key: Key, item: &Item<'_>, geometry: &Geometry) -> Result<()> {
-        let change = Change::put(key, item, geometry)?;
-        self.put(key.to_bytes(), change.value().map(Into::into));
+        let (key, value) = Change::put(key, item, geometry)?.into_stored();
+        self.put(key, value);
         Ok(())
     }
 

@@ -47,6 +47,11 @@ impl Stop {
     }
 }
 
+/// Whether one of these changes creates the inode.
+pub(crate) fn creates(changes: &[Change<'_>], ino: u64) -> bool {
+    changes.iter().any(|change| matches!(change, Change::CreateInode(new, ..) if *new == ino))
+}
+
 /// Inodes that are needed to apply a change; 0: none.
 pub(crate) fn needed(change: &Change<'_>) -> [u64; 4] {
     match change {

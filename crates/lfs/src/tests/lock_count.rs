@@ -258,6 +258,9 @@ fn lock_count_of_names_and_syncs_stays_low() {
         found.push(("fsync, clean", fixture.count(file.sync(false)).await.0));
         write(&file, 4096, &[2; 4096]).await.unwrap();
         found.push(("fdatasync, one new block", fixture.count(file.sync(true)).await.0));
+        // The attributes of the reply are those of the hold that has set them.
+        let set = SetAttr { perm: Some(0o640), ..SetAttr::default() };
+        found.push(("setattr", fixture.count(fixture.volume.setattr(ino, &set)).await.0));
         let wanted = [
             ("create", 1),
             ("close", 2),
@@ -271,6 +274,7 @@ fn lock_count_of_names_and_syncs_stays_low() {
             ("fsync, one dirty block", 3),
             ("fsync, clean", 1),
             ("fdatasync, one new block", 3),
+            ("setattr", 1),
         ];
         assert_eq!(found, wanted);
     });

@@ -6,6 +6,7 @@
 use crate::tests::setup::Setup;
 use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
@@ -14,7 +15,7 @@ use forebay_sim::SimDisk;
 use forebay_testkit::fs_check::{Times, Tree};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, RenameFlags,
-    Seek, Timestamp,
+    Seek, SetAttr, SetXattr, Timestamp, XattrName,
 };
 use std::sync::Arc;
 
@@ -214,6 +215,81 @@ fn q11_unused_inode_numbers_are_stale() {
         let failed = volume.link(gone, Ino::ROOT, name("kept")).await.unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Stale);
         assert_eq!(volume.digest().await.unwrap(), before, "Q11");
+    });
+    disk.world().stop();
+}
+
+/// The story: unpacking an archive made four records for each file, for its name, its owner, its
+/// times and its permissions. Each took a header, a sum and a block of the device. Changes of names
+/// share records now, up to a size.
+#[test]
+fn changes_of_names_share_records_up_to_a_size() {
+    let setup = setup(8);
+    let disk = setup.blank();
+    let state = disk.world().run(async {
+        let volume = open(&setup, &disk).await;
+        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        for n in 0..100 {
+            let made = volume.mknod(Ino::ROOT, name(&format!("f{n}")), &FILE).await.unwrap();
+            volume.setattr(made.ino, &set).await.unwrap();
+        }
+        {
+            let state = volume.0.state.lock();
+            let bytes: Vec<usize> = state.queue().iter().map(|record| record.body.len()).collect();
+            assert!((2..20).contains(&bytes.len()), "{} records", bytes.len());
+            assert!(bytes.iter().all(|bytes| *bytes <= 4096), "changes of each record: {bytes:?}");
+        }
+        volume.syncfs().await.unwrap();
+        disk.cut_state(1)
+    });
+    disk.world().stop();
+    let disk = state.mount(SimWorld::new(2));
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await;
+        for n in 0..100 {
+            let found = volume.lookup(Ino::ROOT, name(&format!("f{n}"))).await.unwrap();
+            assert_eq!(found.perm, 0o600, "f{n} after a power loss");
+        }
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+}
+
+/// load.Q22: what is loaded with a missing inode may overlap inodes in memory. Those stay, and all
+/// others get their attributes and targets.
+#[test]
+fn q22_loaded_inodes_overlap_those_in_memory() {
+    let setup = setup(8);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, attribute) =
+            (open(&setup, &disk).await, XattrName::new(b"trusted.a").unwrap());
+        let mut inos = Vec::new();
+        for n in 0..40_u8 {
+            let text = format!("f{n}");
+            let made = match n % 5 {
+                0 => volume.symlink(Ino::ROOT, name(&text), text.as_bytes(), &FILE).await,
+                _ => volume.mknod(Ino::ROOT, name(&text), &FILE).await,
+            };
+            inos.push(made.unwrap().ino);
+            let set = volume.setxattr(inos[n as usize], attribute, &[n], SetXattr::Any).await;
+            set.unwrap();
+        }
+        volume.close().await.unwrap();
+        let volume = open(&setup, &disk).await;
+        let is_there = |n: usize| volume.0.state.lock().names().has_node(inos[n].0);
+        for (first, before) in [(20, false), (10, true), (0, true)] {
+            assert_eq!((is_there(first), is_there(20)), (false, before), "from {first} on");
+            let found = volume.getattr_listed(&inos[first..=first]).await;
+            assert!(found.iter().all(|attr| attr.is_ok()) && is_there(first + 5));
+        }
+        for (n, ino) in inos.iter().enumerate() {
+            assert_eq!(volume.getxattr(*ino, attribute).await.unwrap(), [n as u8]);
+            if n % 5 == 0 {
+                assert_eq!(volume.readlink(*ino).await.unwrap(), format!("f{n}").as_bytes());
+            }
+        }
+        volume.close().await.unwrap();
     });
     disk.world().stop();
 }

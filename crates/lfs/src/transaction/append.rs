@@ -12,7 +12,7 @@ use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
-use crate::names::lookup::{Stop, Tried, needed};
+use crate::names::lookup::{Stop, Tried, creates, needed};
 use crate::space::admission::Growth;
 use crate::space::{Ask, Grant, Need};
 use crate::transaction::state::State;
@@ -24,6 +24,11 @@ const CHANGE_BYTES: u64 = 600;
 
 /// The most bytes that a change without variable parts takes in a record.
 const CHANGE_BYTES_MAX: usize = 320;
+
+/// Changes of names and attributes join a record without content up to this many bytes of changes.
+/// Each record takes a header and a sum, and is padded to a block of the device. A limit, because
+/// the queue is bounded by its number of records.
+const NAMES_BYTES_MAX: usize = 4096;
 
 /// Content that a record carries in addition to its changes.
 #[derive(Default)]
@@ -126,7 +131,7 @@ impl State {
             self.space.note_recorded();
         }
         let Content { payload, runs, mut joins, .. } = content;
-        if payload.is_none() && runs.is_empty() && self.ends_in_content() {
+        if payload.is_none() && runs.is_empty() && self.takes_names(body.len()) {
             joins = self.joins(changes, 0);
         }
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
@@ -143,21 +148,20 @@ impl State {
         self.queue.can_join(&self.layout, body_bytes, payload_bytes)
     }
 
-    /// Whether the last queued record has content. Changes of names between the contents of two
-    /// files join it, too. Otherwise these contents could not share a record.
-    fn ends_in_content(&self) -> bool {
-        self.queue.last().is_some_and(|last| !last.payloads.is_empty())
+    /// Whether changes of names and attributes join the last queued record: if it has content,
+    /// because the contents of two files could not share a record otherwise, or if it is short.
+    fn takes_names(&self, body_bytes: usize) -> bool {
+        self.queue.last().is_some_and(|last| {
+            !last.payloads.is_empty() || last.body.len() + body_bytes <= NAMES_BYTES_MAX
+        })
     }
 
     /// Refuses changes of which one needs an inode that is neither in memory nor made by an earlier
     /// one of them. It runs before anything is applied (T11).
     fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
-        let mut made = Vec::new();
-        for change in changes {
-            if let Change::CreateInode(ino, ..) = change {
-                made.push(*ino);
-            }
-            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.names.has_node(*ino);
+        for (n, change) in changes.iter().enumerate() {
+            let is_made = |ino| creates(&changes[..n], ino);
+            let gone = |ino: &u64| *ino != 0 && !self.names.has_node(*ino) && !is_made(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }

@@ -56,10 +56,11 @@ impl State {
         Ok(true)
     }
 
-    /// Inserts the missing inode, and the inodes after it in the same part.
+    /// Inserts the missing inode, and the inodes after it in the same part. Parts overlap: each
+    /// begins with an inode, not with a leaf. So what is in memory is not decoded again.
     fn insert_inodes(&mut self, wanted: u64, laid: &Laid) -> Result<()> {
         let geometry = self.layout.geometry;
-        let (mut last, mut is_there) = (wanted, false);
+        let (mut last, mut is_there, mut known) = (wanted, false, 0);
         let mut found: Option<Assembly> = None;
         for (key, value) in laid.iter() {
             let key = Key::decode(key)?;
@@ -67,8 +68,12 @@ impl State {
                 Key::Inode(ino) => {
                     self.insert_inode(found.take());
                     (last, is_there) = (ino, is_there || ino == wanted);
-                    found = Some(Assembly::new(ino, key, value, &geometry)?);
+                    match self.names.has_node(ino) {
+                        true => known = ino,
+                        false => found = Some(Assembly::new(ino, key, value, &geometry)?),
+                    }
                 }
+                Key::Target(ino, _) | Key::Xattr(ino, ..) if ino == known => {}
                 // Newer changes may contain entries, which are skipped here.
                 Key::Entry(..) => {}
                 _ => match &mut found {

@@ -8,7 +8,7 @@ use crate::format::key::{Cookie, Key, NameHash};
 use crate::names::directory::Child as Entered;
 use crate::names::evict::{Ahead, INODES_OF_LEAF};
 use crate::names::inode::kind_of;
-use crate::names::lookup::{Stop, Tried, Want, needed};
+use crate::names::lookup::{Stop, Tried, Want, creates, needed};
 use crate::names::node::Node;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -70,13 +70,11 @@ impl State {
             node.looked_at.set(true);
             return Ok(Some(node));
         }
+        let never_was = ino == 0 || ino >= self.names.counters().next_ino();
+        if never_was || self.names.cache().is_absent(ino) {
+            return Ok(None);
+        }
         match self.changed(Key::Inode(ino)) {
-            _ if ino >= self.names.counters().next_ino()
-                || ino == 0
-                || self.names.cache().is_absent(ino) =>
-            {
-                Ok(None)
-            }
             Some(None) => Ok(None),
             None if self.tree.is_empty() => Ok(None),
             _ => Err(Stop::Missing(Want::Inode(ino))),
@@ -140,17 +138,10 @@ impl State {
     /// What must be in memory before these changes are applied, and is missing. Directory entries
     /// are not needed.
     pub fn missing(&self, changes: &[Change<'_>]) -> Option<Want> {
-        let mut made = Vec::new();
-        for change in changes {
-            if let Change::CreateInode(ino, ..) = change {
-                made.push(*ino);
-            }
-            for ino in needed(change).into_iter().filter(|ino| !made.contains(ino)) {
-                if let Err(Stop::Missing(want)) = self.look(ino) {
-                    return Some(want);
-                }
-            }
-        }
-        None
+        let inodes = changes.iter().flat_map(needed).filter(|ino| *ino != 0);
+        inodes.filter(|ino| !creates(changes, *ino)).find_map(|ino| match self.look(ino) {
+            Err(Stop::Missing(want)) => Some(want),
+            _ => None,
+        })
     }
 }

@@ -17,8 +17,8 @@ use forebay_iomap::{Handle, Source, Target};
 use forebay_vfs::rules::{self, At, attrs, refuse};
 use forebay_vfs::types::FILE_SIZE_MAX;
 use forebay_vfs::{
-    Fallocate, FileKind, Ino, KeepInode, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags,
-    Seek, SetAttr, WriteResult, Wrote,
+    Attr, Fallocate, FileKind, Ino, KeepInode, OpenFile, OpenFlags, Privileges, ReadResult,
+    RenameFlags, Seek, SetAttr, WriteResult, Wrote,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -351,10 +351,13 @@ impl Inner {
         op().await
     }
 
-    pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
-        let Some(size) = set.size else {
-            return self.tried(|state, now| state.setattr(ino, set, now)).await;
+    /// Sets attributes, and returns all of them as they are in the same hold of the lock.
+    pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let set_all = |state: &mut State, now| {
+            state.setattr(ino, set, now)?;
+            state.attr("setattr", ino)
         };
+        let Some(size) = set.size else { return self.tried(set_all).await };
         // The file is held open, so that its inode stays in memory.
         let me = self.me.upgrade().expect("a caller holds the volume");
         let held = self.tried(|state, _| {
@@ -365,7 +368,7 @@ impl Inner {
         let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
         // A truncation within a block makes the block dirty, which needs space (admission.P23).
         self.retry_with_space(|| content.file.set_len(size)).await?;
-        self.tried(|state, now| state.setattr(ino, set, now)).await
+        self.tried(set_all).await
     }
 
     /// The regular files in memory that a rename puts in the place of another entry: one file, or

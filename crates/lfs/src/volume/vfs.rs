@@ -42,8 +42,7 @@ impl Volume {
         });
         let (file, mut attr, cut, xattr) = opened.await?;
         if cut && flags.contains(OpenFlags::TRUNCATE) {
-            self.truncate_on_open(file.ino(), flags).await?;
-            attr = self.0.tried(|state, _| state.attr(op, file.ino())).await?;
+            attr = self.truncate_on_open(file.ino(), flags).await?;
         }
         Ok(Opened { file: std::sync::Arc::new(file), attr, xattr: Ok(xattr) })
     }
@@ -91,7 +90,7 @@ impl Volume {
         Ok(kept)
     }
 
-    async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
+    async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<Attr> {
         let privileges = Privileges::of_open(flags);
         let set = SetAttr { privileges, ..SetAttr::size(0) };
         self.0.setattr(ino, &set).await
@@ -148,10 +147,7 @@ impl FileSystem for Volume {
     }
 
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
-        Box::pin(async move {
-            self.0.setattr(ino, set).await?;
-            self.0.tried(|state, _| state.attr("setattr", ino)).await
-        })
+        Box::pin(self.0.setattr(ino, set))
     }
 
     fn mknod<'a>(
