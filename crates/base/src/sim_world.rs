@@ -409,6 +409,58 @@ mod tests {
         (turns, world.digest())
     }
 
+    /// Notes when it is used, and when it is dropped, whether the lock of the world is free.
+    struct Probe(Weak<SimWorld>, Arc<Mutex<Vec<(&'static str, bool)>>>, &'static str);
+
+    impl Probe {
+        fn note(&self, what: &'static str) {
+            let is_free = self.0.upgrade().is_some_and(|world| world.inner.try_lock().is_some());
+            self.1.lock().push((what, is_free));
+        }
+    }
+
+    impl Drop for Probe {
+        fn drop(&mut self) {
+            self.note(self.2);
+        }
+    }
+
+    /// A task with a probe, which is dropped with the task. True: it ends at its first poll.
+    struct ProbedTask(Probe, bool);
+
+    impl Future for ProbedTask {
+        type Output = ();
+
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+            self.0.note("task");
+            if self.1 { Poll::Ready(()) } else { Poll::Pending }
+        }
+    }
+
+    /// S3: tasks and events run, and are dropped, without the lock of the world: at their end, and
+    /// when the world stops.
+    #[test]
+    fn s3_tasks_and_events_run_and_drop_without_lock() {
+        let world = SimWorld::new(1);
+        let seen = Arc::default();
+        let probe = |dropped| Probe(world.me.clone(), Arc::clone(&seen), dropped);
+        for (ends, dropped) in [(true, "task ended"), (false, "task stopped")] {
+            world.spawn("probe", Box::pin(ProbedTask(probe(dropped), ends)));
+        }
+        for (at, dropped) in [(1_000, "event ended"), (1 << 40, "event stopped")] {
+            let probe = probe(dropped);
+            world.at(at, Box::new(move || probe.note("event")));
+        }
+        world.run(world.sleep(Duration::from_millis(1)));
+        world.stop();
+        let mut found = seen.lock().clone();
+        assert!(found.iter().all(|(_, is_free)| *is_free), "S3: {found:?}");
+        found.sort_unstable();
+        let mut wanted = ["event", "event ended", "event stopped", "task", "task"].to_vec();
+        wanted.extend(["task ended", "task stopped"]);
+        assert_eq!(found.into_iter().map(|(what, _)| what).collect::<Vec<_>>(), wanted);
+    }
+
     #[test]
     fn sim_world_sleeps_end_in_order() {
         let world = SimWorld::new(1);

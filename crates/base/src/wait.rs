@@ -394,6 +394,53 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
+    /// A waker that notes, when it runs and when it is dropped, whether the queue's lock is free.
+    struct Probe(Arc<WaitQueue<u8>>, Arc<Mutex<Vec<(&'static str, bool)>>>);
+
+    impl Probe {
+        fn note(&self, what: &'static str) {
+            self.1.lock().push((what, self.0.waiters.try_lock().is_some()));
+        }
+    }
+
+    impl std::task::Wake for Probe {
+        fn wake(self: Arc<Self>) {
+            self.note("run");
+        }
+    }
+
+    impl Drop for Probe {
+        fn drop(&mut self) {
+            self.note("dropped");
+        }
+    }
+
+    /// W5: no waker runs, and none is dropped, under the lock of the queue. Either could take a
+    /// lock that its holder holds while it waits for this one.
+    #[test]
+    fn w5_wakers_run_and_drop_without_lock() {
+        let (queue, seen) = (Arc::new(WaitQueue::with_keys()), Arc::default());
+        let waker = || Waker::from(Arc::new(Probe(queue.clone(), Arc::clone(&seen))));
+        let wait = |future: Pin<&mut WaitUntil<'_, u8, fn() -> Option<()>>>| {
+            assert!(future.poll(&mut Context::from_waker(&waker())).is_pending());
+        };
+        let never: fn() -> Option<()> = || None;
+        let found = || std::mem::take(&mut *seen.lock());
+        {
+            let mut woken = pin!(queue.wait_for(1, never));
+            wait(woken.as_mut());
+            queue.wake_all();
+            assert_eq!(found(), [("run", true), ("dropped", true)], "W5: woken with all");
+            wait(woken.as_mut());
+            queue.wake_matching(|_| Pick::WakeAndStop);
+            assert_eq!(found(), [("run", true), ("dropped", true)], "W5: chosen");
+            wait(woken.as_mut());
+            wait(woken.as_mut());
+            assert_eq!(found(), [("dropped", true)], "W5: replaced by the next poll");
+        }
+        assert_eq!(found(), [("dropped", true)], "W5: its future was dropped");
+    }
+
     /// The story: a waiter whose request was cancelled stayed in the list until the next wake. So a
     /// queue without wakes grew without bound.
     #[test]

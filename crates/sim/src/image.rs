@@ -1,7 +1,7 @@
 //! The sectors of a simulated disk: sparse, and cheap to copy.
 //!
-//! Invariants: I1 an absent sector reads as zeros. I2 copies share pages until one of them changes
-//! a sector, so the cost of a crash state is that of its changes, not of the disk. I3 images that
+//! Invariants: I1 an absent sector reads as zeros. I2 copies share a page until one of them changes
+//! a sector of it, so a crash state stores the pages that it changes, and no others. I3 images that
 //! read the same have the same sum.
 //!
 //! No locks: the disk's own lock covers it.
@@ -164,6 +164,20 @@ mod tests {
         assert!(out[524..].iter().all(|b| *b == 0));
         assert_eq!((image.allocated(), copy.allocated()), (1, 2));
         assert_eq!((image.numbers(), copy.numbers()), (vec![1], vec![1, 2]));
+    }
+
+    /// I2: a copy shares all pages but the one that it changes. The other image stays as it was.
+    #[test]
+    fn i2_copy_shares_pages_that_it_does_not_change() {
+        let mut image = Image::new(512);
+        split(0, vec![7; 512 * 10 * PAGE as usize], 512).into_iter().for_each(|c| image.set(c));
+        let mut copy = image.clone();
+        assert!(Arc::ptr_eq(&image.pages, &copy.pages), "I2: a copy that changes nothing");
+        split(3 * PAGE, vec![8; 1024], 512).into_iter().for_each(|c| copy.set(c));
+        let pairs = image.pages.values().zip(copy.pages.values());
+        assert_eq!(pairs.filter(|(this, that)| Arc::ptr_eq(this, that)).count(), 9, "I2");
+        let first_of = |image: &Image| image.get(3 * PAGE).map(|sector| sector.bytes()[0]);
+        assert_eq!((first_of(&image), first_of(&copy)), (Some(7), Some(8)));
     }
 
     /// I3: the sum does not depend on how an image got its content.

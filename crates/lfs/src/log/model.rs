@@ -275,8 +275,8 @@ mod tests {
         }
     }
 
-    /// The log wakes only tasks that can take a turn. So a woken task must take it, or ensure that
-    /// another task does, also if it is dropped, fails, or finds its record durable.
+    /// log.L8: the log wakes only tasks that can take a turn. So a woken task must take it, or
+    /// ensure that another task does, also if it is dropped, fails, or finds its record durable.
     #[test]
     fn l8_every_waiter_gets_answer_despite_drops_and_failures() {
         let (mut durable, mut refused) = (0, 0);

@@ -94,7 +94,8 @@ fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
 }
 
 /// Open files without a name, times, inodes that are loaded and evicted, content of closed files:
-/// state.S12, state.S13, state.S14, content.D11.
+/// state.S12, state.S13, state.S14, content.D11. evict.Q31: what is evicted is found again, with
+/// its times.
 #[test]
 fn side_by_side_with_the_one_in_memory() {
     for seed in seeds(6) {

@@ -205,6 +205,7 @@ fn bad_requests_are_refused_by_kind() {
     });
 }
 
+/// fault.F1: each failure is counted.
 #[test]
 fn fail_nth_single_sticky_and_range() {
     let d = disk(6);
@@ -250,6 +251,7 @@ fn failed_write_leaves_old_or_new_sectors() {
     assert_eq!(seen, [true; 3]);
 }
 
+/// fault.F1: they are counted.
 #[test]
 fn short_transfers_are_errors() {
     let d = disk(7);
@@ -266,6 +268,7 @@ fn short_transfers_are_errors() {
     assert_eq!(d.fault_counts().short, 2);
 }
 
+/// fault.F1: refusals for lack of space are counted.
 #[test]
 fn full_disk_refuses_new_sectors_only() {
     let d = disk_with(8, SimConfig { discard_zeroes: true, ..SimConfig::default() });
@@ -283,6 +286,7 @@ fn full_disk_refuses_new_sectors_only() {
     assert_eq!(d.fault_counts().no_space, 2);
 }
 
+/// fault.F1: each is counted by its kind.
 #[test]
 fn torn_lost_and_misdirected_writes_report_success() {
     for seed in 0..30 {
@@ -309,6 +313,7 @@ fn torn_lost_and_misdirected_writes_report_success() {
     }
 }
 
+/// fault.F1: both are counted.
 #[test]
 fn bit_rot_lasts_and_a_flipped_transfer_does_not() {
     let d = disk(11);
@@ -331,6 +336,7 @@ fn bit_rot_lasts_and_a_flipped_transfer_does_not() {
     assert_eq!((counts.rotten, counts.flipped), (1, 2));
 }
 
+/// fault.F1: it is counted.
 #[test]
 fn slow_request_takes_injected_time() {
     let d = disk(12);
@@ -360,6 +366,7 @@ fn failed_flush_leaves_durability_unknown() {
     assert!(durable > 20 && lost_quietly > 20 && reverted > 20);
 }
 
+/// fault.F1: it is counted.
 #[test]
 fn lost_flush_makes_nothing_durable() {
     let d = disk(13);

@@ -2,12 +2,13 @@
 //!
 //! No locks.
 
-use forebay_base::ErrorKind;
-use forebay_base::task::block_on;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_testkit::mem_export::MemExport;
 use forebay_vfs::disk::{Disk, NAME};
 use forebay_vfs::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Front ends use lower cookies for `.` and `..`. The file had one of those, and a listing of the
 /// mount would have returned it again and again.
@@ -32,4 +33,130 @@ fn changes_of_names_are_refused() {
     assert_eq!(kind(block_on(fs.unlink(Ino::ROOT, disk))), ErrorKind::Unsupported);
     let size = block_on(fs.lookup(Ino::ROOT, disk)).unwrap().size;
     assert_eq!(size, 1 << 20);
+}
+
+/// An export that notes the flags of reads and writes.
+struct NotedExport(Arc<MemExport>, Arc<Mutex<Vec<IoFlags>>>);
+
+impl Export for NotedExport {
+    fn info(&self) -> ExportInfo {
+        self.0.info()
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
+        self.1.lock().unwrap().push(flags);
+        self.0.try_read(offset, dst, flags)
+    }
+
+    fn read(
+        self: Arc<Self>,
+        offset: u64,
+        buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'static, BufResult> {
+        self.1.lock().unwrap().push(flags);
+        self.0.clone().read(offset, buf, flags)
+    }
+
+    fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
+        self.1.lock().unwrap().push(flags);
+        self.0.try_write(offset, src, flags)
+    }
+
+    fn write(
+        self: Arc<Self>,
+        offset: u64,
+        buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'static, BufResult> {
+        self.1.lock().unwrap().push(flags);
+        self.0.clone().write(offset, buf, flags)
+    }
+
+    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
+        self.0.clone().flush()
+    }
+
+    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
+        self.0.clone().trim(offset, len, fua)
+    }
+
+    fn zero(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        mode: ZeroMode,
+    ) -> BoxFuture<'static, Result<()>> {
+        self.0.clone().zero(offset, len, mode)
+    }
+
+    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
+        self.0.clone().prefetch(offset, len)
+    }
+
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        self.0.clone().extents(offset, len, max)
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+        self.0.attach_thread()
+    }
+}
+
+const SIZE: u64 = 1 << 20;
+
+/// The open file of an export, the flags that the export gets, and the size that the file has.
+fn opened() -> (OpenFileRef, Arc<Mutex<Vec<IoFlags>>>, impl Fn() -> u64) {
+    let flags = Arc::default();
+    let export = NotedExport(Arc::new(MemExport::new(SIZE)), Arc::clone(&flags));
+    let fs = Disk::new(Arc::new(export), Timestamp::new(1, 0));
+    let name = Name::new(NAME.as_bytes()).unwrap();
+    let ino = block_on(fs.lookup(Ino::ROOT, name)).unwrap().ino;
+    let file = block_on(fs.open(ino, OpenFlags::READ | OpenFlags::WRITE)).unwrap();
+    (file, flags, move || block_on(fs.getattr(ino)).unwrap().size)
+}
+
+/// disk.O1: each request that would make the file longer or shorter is refused, and reads end at
+/// its end.
+#[test]
+fn o1_file_keeps_size_of_export() {
+    let (file, flags, size) = opened();
+    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+    let full = |done: Result<()>| assert_eq!(done.unwrap_err().kind(), ErrorKind::NoSpace, "O1");
+    for offset in [SIZE - 100, SIZE, u64::MAX - 10] {
+        full(block_on(file.write(offset, AlignedBuf::new(512), none, keep)).1.map(drop));
+        full(
+            file.try_write(offset, &[1; 512], none, keep).expect("it is refused at once").map(drop),
+        );
+        for how in [
+            Fallocate::Allocate { keep_size: false },
+            Fallocate::ZeroRange { keep_size: false },
+            Fallocate::PunchHole,
+        ] {
+            full(block_on(file.fallocate(how, offset, 512, keep)));
+        }
+    }
+    assert!(flags.lock().unwrap().is_empty(), "no request reaches the export");
+    let read = |offset| block_on(file.read(offset, AlignedBuf::new(512), none)).1.unwrap();
+    assert_eq!((read(SIZE - 100), read(SIZE), read(0)), (100, 0, 512), "O1");
+    assert_eq!(size(), SIZE);
+}
+
+/// disk.O2: `DIRECT` of an opening is not passed to the export, other flags are.
+#[test]
+fn o2_direct_of_opening_is_not_passed_to_export() {
+    let (file, flags, _) = opened();
+    let (given, keep) = (IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::DSYNC, Privileges::Keep);
+    let mut bytes = [0; 512];
+    file.try_read(0, &mut bytes, given).expect("memory needs no wait").unwrap();
+    file.try_write(0, &bytes, given, keep).expect("memory needs no wait").unwrap();
+    block_on(file.read(0, AlignedBuf::new(512), given)).1.unwrap();
+    block_on(file.read(SIZE - 100, AlignedBuf::new(512), given)).1.unwrap();
+    block_on(file.write(0, AlignedBuf::new(512), given, keep)).1.unwrap();
+    assert_eq!(*flags.lock().unwrap(), [IoFlags::DSYNC; 5], "O2");
 }

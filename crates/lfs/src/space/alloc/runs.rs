@@ -212,8 +212,8 @@ impl Room {
 mod tests {
     use super::*;
     use crate::format::place::{Geometry, Seal};
-    use crate::space::Space;
     use crate::space::ledger::Kept;
+    use crate::space::{Need, OtherNeeds, Space};
     use forebay_base::world::split_mix;
 
     const SEGMENT: u64 = 1 << 16;
@@ -269,6 +269,28 @@ mod tests {
             assert_eq!(space.room.bytes(), 0, "seed {seed}: R23");
             assert_eq!(free_bytes(&space), all);
         }
+    }
+
+    /// alloc.A13: what a window and the pool hold counts as free, and a request gets all of it
+    /// before it is refused.
+    #[test]
+    fn a13_windows_are_returned_before_request_is_refused() {
+        let mut space = setup(12);
+        let kept = Kept { new: 4, accepted: 4 };
+        let room = |space: &Space| {
+            let others = OtherNeeds { held: space.room.bytes(), ..OtherNeeds::default() };
+            space.balance(0, others).content_left(Need::New)
+        };
+        let before = room(&space);
+        let (at, len) = space.fresh_run(kept, 8 * 4096, 4096).unwrap();
+        space.room.windows.open(7, 0..len, (at, len), 0);
+        let mut taken = space.pooled_run(kept, 4096).unwrap().1;
+        assert!(space.room.held() > len, "the window, and the rest of the pool");
+        assert_eq!(room(&space), before - taken, "A13: it counts as free");
+        while let Ok((_, len)) = space.any_run(kept, 4096) {
+            taken += len;
+        }
+        assert_eq!((taken, space.room.held()), (8 * SEGMENT, 0), "A13: all but the kept segments");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::{World, split_mix};
 use forebay_base::{Error, ErrorKind, IoFlags};
 use forebay_block::BioOp;
+use forebay_iomap::Class;
 use forebay_sim::{Fault, FaultRule};
 use forebay_vfs::{FileSystem, Ino, Name, SetAttr};
 use std::future::Future;
@@ -204,6 +205,34 @@ fn a5_dropped_write_returns_turn_and_blocks() {
             let (_, other) = create(&volume, "other").await;
             write(&other, 2, 0, LARGE, DIRECT).await.unwrap();
             verify(&other, 2, 0, LARGE).await;
+        });
+    }
+}
+
+/// places.T21: a request of which only a part found space, and one that is dropped while it takes
+/// blocks, return what they took.
+#[test]
+fn t21_places_of_request_that_fails_or_is_dropped_are_returned() {
+    for mode in AllocMode::ALL {
+        let lab = Lab { pages: 0, ..Lab::new(1, 12, mode) };
+        lab.run(async |volume| {
+            let (ino, _file) = create(&volume, "f").await;
+            let room = || volume.0.state.lock().data_room(crate::space::Need::Overwrite);
+            let (before, end) = (room(), 64 * SEGMENT);
+            let taken = volume.0.take_places(ino.0, &[0..end], (Class::Background, false)).await;
+            assert_eq!(taken.err().map(|error| error.kind()), Some(ErrorKind::NoSpace), "{mode}");
+            assert_eq!(room(), before, "T21: {mode}: it failed");
+            let runs = [0..LARGE];
+            for polls in 1..20 {
+                let mut taking =
+                    Box::pin(volume.0.take_places(ino.0, &runs, (Class::Direct, false)));
+                let mut context = Context::from_waker(Waker::noop());
+                let is_over = (0..polls).any(|_| taking.as_mut().poll(&mut context).is_ready());
+                // The strategy `reserve` takes all in one step, and these places are dropped, too.
+                assert!(is_over || polls < 4 || room() < before, "{mode}: it takes block by block");
+                drop(taking);
+                assert_eq!(room(), before, "T21: {mode}: dropped after {polls} polls");
+            }
         });
     }
 }
