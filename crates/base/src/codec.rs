@@ -40,48 +40,56 @@ impl<'a> Reader<'a> {
     }
 
     /// `len` bytes, borrowed.
+    #[inline]
     pub fn bytes(&mut self, field: &str, len: usize) -> Result<&'a [u8]> {
-        let rest = &self.bytes[self.at..];
-        let Some(found) = rest.get(..len) else {
-            let text = format!(
-                "{}: field `{field}` at offset {} needs {len} bytes, {} are left",
-                self.what,
-                self.at,
-                rest.len()
-            );
-            return Err(Error::new(ErrorKind::Corrupt, "decode", text));
+        let Some(found) = self.bytes[self.at..].get(..len) else {
+            return Err(self.too_short(field, len));
         };
         self.at += len;
         Ok(found)
     }
 
+    #[cold]
+    fn too_short(&self, field: &str, len: usize) -> Error {
+        let (what, at, left) = (self.what, self.at, self.remaining());
+        let text =
+            format!("{what}: field `{field}` at offset {at} needs {len} bytes, {left} are left");
+        Error::new(ErrorKind::Corrupt, "decode", text)
+    }
+
     /// A fixed number of bytes.
+    #[inline]
     pub fn array<const N: usize>(&mut self, field: &str) -> Result<[u8; N]> {
         let found = self.bytes(field, N)?;
         Ok(found.try_into().expect("bytes() returned N bytes"))
     }
 
     /// One byte.
+    #[inline]
     pub fn u8(&mut self, field: &str) -> Result<u8> {
         Ok(self.array::<1>(field)?[0])
     }
 
     /// Two bytes.
+    #[inline]
     pub fn u16(&mut self, field: &str) -> Result<u16> {
         self.array(field).map(u16::from_le_bytes)
     }
 
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self, field: &str) -> Result<u32> {
         self.array(field).map(u32::from_le_bytes)
     }
 
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self, field: &str) -> Result<u64> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// Eight bytes, signed.
+    #[inline]
     pub fn i64(&mut self, field: &str) -> Result<i64> {
         self.array(field).map(i64::from_le_bytes)
     }
