@@ -135,6 +135,8 @@ fn more_bytes(message: &[u8]) -> u64 {
 pub(crate) enum Answer {
     Errno(i32),
     Body(Body),
+    /// The number of bytes that a write has written.
+    Wrote(u32),
     /// The first bytes of a buffer, with their number.
     Data(AlignedBuf, usize),
 }

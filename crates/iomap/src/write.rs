@@ -357,7 +357,10 @@ impl MappedFile {
             folio.install_frames(blocks, pool);
             self.zero_behind_eof(&folio, index, piece, eof);
         }
-        folio.copy_in(at, src);
+        match missing > 0 {
+            true => folio.copy_in_fresh(at, src),
+            false => folio.copy_in(at, src),
+        }
         // Dirty blocks are up to date (table.F2): an ordinary write to them changes no state.
         let changes_retention = look.uncached || look.held_above && passing == Passing::Cached;
         if !look.dirty || changes_retention || passing == Passing::Marked {

@@ -8,12 +8,16 @@ use crate::cache::PageCache;
 use crate::dirty::limits::UNCACHED_AGE;
 use crate::folio::batch::Freed;
 use crate::mapping::Mapping;
-use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::arena::{Arena, FRAME_SIZE, Frame};
 use crate::stats::Counters;
 use crate::table::{Blocks, Slot, State, Table};
 use forebay_base::sync::atomic::Ordering;
 use std::cell::Cell;
 use std::ops::Range;
+
+/// Least length of a write whose bytes go around the caches of the processor. A shorter one may be
+/// synced or read at once, from these caches.
+const STREAM_BYTES: usize = 64 << 10;
 
 /// The states that a block loses when it is dropped.
 pub(crate) const ABSENT_LACKS: [State; 5] =
@@ -277,6 +281,20 @@ impl FolioWrite<'_> {
     /// may be *reading*, all must have frames. The holder of the lock then marks them dirty.
     #[inline]
     pub fn copy_in(&self, offset: usize, src: &[u8]) {
+        self.fill_frames(offset, src, Arena::copy_in);
+    }
+
+    /// As [`FolioWrite::copy_in`], for frames that were installed for this write. Many bytes go
+    /// around the caches of the processor, which have nothing of such frames.
+    pub fn copy_in_fresh(&self, offset: usize, src: &[u8]) {
+        match src.len() >= STREAM_BYTES {
+            true => self.fill_frames(offset, src, Arena::stream_in),
+            false => self.copy_in(offset, src),
+        }
+    }
+
+    #[inline]
+    fn fill_frames(&self, offset: usize, src: &[u8], copy: impl Fn(&Arena, Frame, usize, &[u8])) {
         debug_assert!(self.cache.table.is_locked(self.slot), "F6: bytes come in under the lock");
         let (mut at, mut rest) = (offset, src);
         while !rest.is_empty() {
@@ -288,7 +306,7 @@ impl FolioWrite<'_> {
                 !self.cache.words.is_pinned(frame),
                 "pin.P1: a writer detaches pinned frames"
             );
-            self.cache.arena.copy_in(frame, at % FRAME_SIZE, part);
+            copy(&self.cache.arena, frame, at % FRAME_SIZE, part);
             at += len;
             rest = after;
         }

@@ -21,6 +21,11 @@ pub fn header(unique: u64, errno: i32, body_bytes: usize) -> [u8; OUT_HEADER_BYT
     bytes
 }
 
+/// `fuse_write_out`, the body of the reply to a `WRITE`.
+pub fn write_out(size: u32) -> [u8; 8] {
+    u64::from(size).to_le_bytes()
+}
+
 /// How long the kernel may cache a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Valid {

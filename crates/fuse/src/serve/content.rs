@@ -133,9 +133,7 @@ impl Core {
         let done = done.inspect_err(|_| self.after_failed_write(handle, io))?;
         self.after_drop(handle.file.ino(), privileges_of(io));
         self.after_write(handle, io, &done);
-        let mut body = Body::new();
-        body.size_out(done.len as u32);
-        Ok(Outcome::body(body))
+        Ok(Outcome { answer: Answer::Wrote(done.len as u32), undo: Undo::default() })
     }
 
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {

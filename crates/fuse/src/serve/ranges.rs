@@ -12,12 +12,12 @@
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_vfs::Ino;
-use std::collections::HashMap;
 
 const SHARDS: usize = 16;
 
 /// One range of a file; the numbers give the order of arrival.
 struct Taken {
+    ino: u64,
     number: u64,
     start: u64,
     end: u64,
@@ -26,7 +26,8 @@ struct Taken {
 #[derive(Default)]
 struct Shard {
     next: u64,
-    files: HashMap<u64, Vec<Taken>>,
+    /// In order of arrival. It is short, because each entry belongs to a request of the kernel.
+    taken: Vec<Taken>,
 }
 
 /// Ranges of writes in progress, by inode.
@@ -43,31 +44,49 @@ pub(crate) struct WriteRange<'a> {
     number: u64,
 }
 
+impl Shard {
+    /// Position of the range with this number.
+    fn position(&self, number: u64) -> usize {
+        self.taken.partition_point(|other| other.number < number)
+    }
+
+    /// Whether no earlier range of the file overlaps the one at this position (L1, L2).
+    fn is_granted(&self, at: usize) -> bool {
+        let own = &self.taken[at];
+        let is_apart = |other: &Taken| {
+            other.ino != own.ino || other.end <= own.start || own.end <= other.start
+        };
+        self.taken[..at].iter().all(is_apart)
+    }
+}
+
 impl WriteRanges {
     fn shard(&self, ino: u64) -> &Mutex<Shard> {
         &self.shards[ino as usize % SHARDS]
     }
 
-    /// Queues a range after the earlier ones of its file.
-    fn take(&self, ino: Ino, start: u64, len: u64) -> WriteRange<'_> {
+    /// Queues a range after the earlier ones of its file. True: it is granted at once.
+    fn take(&self, ino: Ino, start: u64, len: u64) -> (WriteRange<'_>, bool) {
         let mut shard = self.shard(ino.0).lock();
         shard.next += 1;
         let number = shard.next;
-        let taken = Taken { number, start, end: start.saturating_add(len) };
-        shard.files.entry(ino.0).or_default().push(taken);
-        WriteRange { ranges: self, ino: ino.0, number }
+        shard.taken.push(Taken { ino: ino.0, number, start, end: start.saturating_add(len) });
+        let is_granted = shard.is_granted(shard.taken.len() - 1);
+        (WriteRange { ranges: self, ino: ino.0, number }, is_granted)
     }
 
     /// Takes a range if no earlier range overlaps it.
     pub fn try_lock(&self, ino: Ino, start: u64, len: u64) -> Option<WriteRange<'_>> {
-        let range = self.take(ino, start, len);
-        range.is_granted().then_some(range)
+        let (range, is_granted) = self.take(ino, start, len);
+        is_granted.then_some(range)
     }
 
     /// Takes a range, after waiting for earlier overlapping ones.
     pub async fn lock(&self, ino: Ino, start: u64, len: u64) -> WriteRange<'_> {
-        let range = self.take(ino, start, len);
-        self.wait.wait_until(|| range.is_granted().then_some(())).await;
+        let (range, is_granted) = self.take(ino, start, len);
+        if !is_granted {
+            self.wait.wait_until(|| range.is_granted().then_some(())).await;
+        }
         range
     }
 }
@@ -77,30 +96,22 @@ impl WriteRanges {
     /// Number of ranges of a file after the first one.
     pub fn waiting(&self, ino: Ino) -> usize {
         let shard = self.shard(ino.0).lock();
-        shard.files.get(&ino.0).map_or(0, |taken| taken.len().saturating_sub(1))
+        shard.taken.iter().filter(|taken| taken.ino == ino.0).count().saturating_sub(1)
     }
 }
 
 impl WriteRange<'_> {
-    /// Whether no earlier range overlaps this one (L1, L2).
     fn is_granted(&self) -> bool {
         let shard = self.ranges.shard(self.ino).lock();
-        let taken = &shard.files[&self.ino];
-        let at = taken.partition_point(|other| other.number < self.number);
-        let own = &taken[at];
-        taken[..at].iter().all(|other| other.end <= own.start || own.end <= other.start)
+        shard.is_granted(shard.position(self.number))
     }
 }
 
 impl Drop for WriteRange<'_> {
     fn drop(&mut self) {
         let mut shard = self.ranges.shard(self.ino).lock();
-        let Some(taken) = shard.files.get_mut(&self.ino) else { return };
-        taken.retain(|other| other.number != self.number);
-        let is_last = taken.is_empty();
-        if is_last {
-            shard.files.remove(&self.ino);
-        }
+        let at = shard.position(self.number);
+        shard.taken.remove(at);
         drop(shard);
         // All waiters are woken: each checks whether its own range is granted now.
         self.ranges.wait.wake_all();
@@ -131,6 +142,6 @@ mod tests {
         drop(wide);
         assert!(last.as_mut().poll(&mut cx).is_ready(), "L3");
         drop(last);
-        assert!(ranges.shards.iter().all(|shard| shard.lock().files.is_empty()));
+        assert!(ranges.shards.iter().all(|shard| shard.lock().taken.is_empty()));
     }
 }

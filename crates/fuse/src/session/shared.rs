@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
 use crate::payload::Payload;
+use crate::proto::reply;
 use crate::serve::{Answer, Core, Outcome, Undo};
 use forebay_base::Error;
 use forebay_base::sync::RwLock;
@@ -89,6 +90,7 @@ impl Shared {
         let told = match answer {
             Answer::Errno(errno) => self.device.reply(unique, errno, &[]),
             Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
+            Answer::Wrote(len) => self.device.reply(unique, 0, &reply::write_out(len)),
             Answer::Data(buf, len) => {
                 let told = self.device.reply(unique, 0, &buf[..len]);
                 core.spares.give(buf);
