@@ -415,16 +415,19 @@ mod tests {
         }
     }
 
+    /// A condition that does not become true.
+    type Never = fn() -> Option<()>;
+
     /// W5: no waker runs, and none is dropped, under the lock of the queue. Either could take a
     /// lock that its holder holds while it waits for this one.
     #[test]
     fn w5_wakers_run_and_drop_without_lock() {
         let (queue, seen) = (Arc::new(WaitQueue::with_keys()), Arc::default());
         let waker = || Waker::from(Arc::new(Probe(queue.clone(), Arc::clone(&seen))));
-        let wait = |future: Pin<&mut WaitUntil<'_, u8, fn() -> Option<()>>>| {
+        let wait = |future: Pin<&mut WaitUntil<'_, u8, Never>>| {
             assert!(future.poll(&mut Context::from_waker(&waker())).is_pending());
         };
-        let never: fn() -> Option<()> = || None;
+        let never: Never = || None;
         let found = || std::mem::take(&mut *seen.lock());
         {
             let mut woken = pin!(queue.wait_for(1, never));

@@ -218,11 +218,11 @@ fn t21_places_of_request_that_fails_or_is_dropped_are_returned() {
         lab.run(async |volume| {
             let (ino, _file) = create(&volume, "f").await;
             let room = || volume.0.state.lock().data_room(crate::space::Need::Overwrite);
-            let (before, end) = (room(), 64 * SEGMENT);
-            let taken = volume.0.take_places(ino.0, &[0..end], (Class::Background, false)).await;
+            let (before, more, run) = (room(), 0..64 * SEGMENT, 0..LARGE);
+            let taken = volume.0.take_places(ino.0, &[more], (Class::Background, false)).await;
             assert_eq!(taken.err().map(|error| error.kind()), Some(ErrorKind::NoSpace), "{mode}");
             assert_eq!(room(), before, "T21: {mode}: it failed");
-            let runs = [0..LARGE];
+            let runs = [run];
             for polls in 1..20 {
                 let mut taking =
                     Box::pin(volume.0.take_places(ino.0, &runs, (Class::Direct, false)));
