@@ -51,7 +51,8 @@ impl Checkpoints {
     }
 
     /// If a slot may name the nodes of a failed checkpoint, writes the newest durable state to both
-    /// slots of that number. Then no slot names these nodes, and they are free (nodes.N16).
+    /// slots of that number, or under a higher number as well. Then no slot that counts names these
+    /// nodes, and they are free (nodes.N16).
     pub(super) async fn free_named(&self) -> Result<()> {
         let names_failed = self.turn.lock().names_failed;
         if names_failed { self.repeat().await } else { Ok(()) }
@@ -76,6 +77,9 @@ impl Checkpoints {
                 *superblock = again;
                 Ok(Copies::Two)
             }
+            // The other slot may have the state of the failed checkpoint, and count again when it
+            // can be read (nodes.N16).
+            Err(error) if self.turn.lock().names_failed => Err(error),
             Err(error) => {
                 let (name, number) = (self.device.name(), superblock.checkpoint);
                 log::warn!("{name}: only one slot has state {number} of the superblock: {error}");
