@@ -12,6 +12,7 @@ mod changes;
 mod checkpoint_timing;
 pub(crate) mod clean;
 mod closed;
+mod cut_openings;
 mod damage;
 mod differential;
 mod dropped;

@@ -7,8 +7,9 @@
 //! of the tree.
 //!
 //! Invariant: H17 the repetition refers to what its checkpoint refers to, so everything is flushed
-//! (checkpoint.H12). It follows its checkpoint in the same turn, or it takes the number of a failed
-//! one, and replaces that state in its slots. So no slot names a node that it frees (nodes.N11).
+//! (checkpoint.H12). It follows its checkpoint in the same turn or in an opening, or it takes the
+//! number of a failed one, and replaces that state in its slots. So no slot names a node that it
+//! frees (nodes.N11).
 //!
 //! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
@@ -32,8 +33,8 @@ impl Checkpoints {
     }
 
     /// Repeats the newest checkpoint (H17). After an error that one is valid, and dead segments
-    /// wait for the next.
-    async fn repeat(&self) -> Result<()> {
+    /// wait for the next. The caller has the turn, or opens the volume (open.O16).
+    pub(crate) async fn repeat(&self) -> Result<()> {
         let mut superblock = self.superblock();
         let is_over = self.state.lock().life().is_closed() || superblock.state & STATE_CLEAN != 0;
         if is_over {
