@@ -22,6 +22,7 @@ pub(crate) mod faults;
 mod flips;
 mod flush_sharing;
 mod full;
+mod full_log;
 mod fuzz;
 mod golden;
 mod grow;
