@@ -7,7 +7,8 @@
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
 //!              (after a failed flush its runs of data are read back, checked, and written again)
-//!              or, if the log must not take a segment: the same bytes at the same place (L15)
+//!              or, if the log must not take a segment: the same bytes at the same place (L15), or
+//!              behind the durable log (L18)
 //! ```
 //! A task that waits for a record advances the log itself: it takes the turn to write a group of
 //! all queued records, or the turn to flush, whichever is free and helps. One group may be written
@@ -17,29 +18,36 @@
 //! not flushed are in `groups`, in order. L2 a flush covers the groups whose writes had completed
 //! when it began. L3 `durable_*` advances only after a successful flush, or after a FUA write when
 //! nothing before it was unflushed. L4 after a failure nothing becomes durable before a repair: the
-//! records since the last successful flush are laid out again, in a new segment and generation. L5
-//! a commit that waited during the failure gets the error; a later one starts the repair. A task
-//! that is dropped in its turn fails no other commit: the records of a dropped write turn are laid
-//! out again as after a failure. A dropped flush is repeated by the next waiter, or counts as
-//! failed if the device says so when it ends. L6 at most [`GROUPS_AHEAD`] groups are written and
-//! not flushed, so recovery has to read a bounded range after the end of the log. L7 only one flush
-//! of the device is in flight, also if several tasks need one. Of two concurrent ones the first
-//! could fail, and drop data that the second seems to have covered. L8 while a task waits for a
-//! record, some task holds a turn, or is awake and will take one. A task that ends a turn wakes the
-//! waiters whose records are durable. It also wakes one waiter for each free turn that it does not
-//! take itself, and after a failure all waiters. A task that gets an error wakes others in its
-//! place: they may have been passed over because of it. A woken task that is dropped before its
-//! check wakes all. L9 after a task was dropped, its write turn ends only when the device has ended
-//! every write of the turn. A late write would replace bytes that the next turn wrote to the same
-//! address. L12 a failed write of a record loses nothing that the device had completed. Only a
-//! failed flush does, and a failed write with FUA, which may have flushed. `flush_failures` counts
-//! these alone, and decides which runs of data are in doubt. L15 if the free segments do not allow
-//! the log to leave its segment (space.P26), a group whose write failed is written again at its
-//! place, with the same bytes. So a crash leaves nothing that the first write could not have left.
-//! This needs that no flush has failed since its records were taken, except with its own write with
-//! FUA: then nothing is in doubt that it refers to or follows. L16 commits, checkpoints, the
-//! cleaner and the flush of data before its records share flushes: each flush makes durable all
-//! groups that it covers, and a task runs none if one that began after its writes has succeeded.
+//! records since the last successful flush are laid out again, in a new segment and generation, or
+//! as L15 and L18 say. L5 a commit that waited during the failure gets the error; a later one
+//! starts the repair. A task that is dropped in its turn fails no other commit: the records of a
+//! dropped write turn are laid out again as after a failure. A dropped flush is repeated by the
+//! next waiter, or counts as failed if the device says so when it ends. L6 at most [`GROUPS_AHEAD`]
+//! groups are written and not flushed, so recovery has to read a bounded range after the end of the
+//! log. L7 only one flush of the device is in flight, also if several tasks need one. Of two
+//! concurrent ones the first could fail, and drop data that the second seems to have covered. L8
+//! while a task waits for a record, some task holds a turn, or is awake and will take one. A task
+//! that ends a turn wakes the waiters whose records are durable. It also wakes one waiter for each
+//! free turn that it does not take itself, and after a failure all waiters. A task that gets an
+//! error wakes others in its place: they may have been passed over because of it. A woken task that
+//! is dropped before its check wakes all. L9 after a task was dropped, its write turn ends only
+//! when the device has ended every write of the turn. A late write would replace bytes that the
+//! next turn wrote to the same address. L12 a failed write of a record loses nothing that the
+//! device had completed. Only a failed flush does, and a failed write with FUA, which may have
+//! flushed. `flush_failures` counts these alone, and decides which runs of data are in doubt. L15
+//! if the free segments do not allow the log to leave its segment (space.P26), a group whose write
+//! failed is written again at its place, with the same bytes. So a crash leaves nothing that the
+//! first write could not have left. This needs that no flush has failed since its records were
+//! taken, except with its own write with FUA: then nothing is in doubt that it refers to or
+//! follows. L16 commits, checkpoints, the cleaner and the flush of data before its records share
+//! flushes: each flush makes durable all groups that it covers, and a task runs none if one that
+//! began after its writes has succeeded. L17 if the device refuses such a group four times, and
+//! takes writes elsewhere after each try, its place is bad, and the log may leave fewer free
+//! segments (space.P26). L18 if a flush has failed and the log may not leave its segment, the
+//! records are laid out again where the durable log ends, in its generation. This needs that no
+//! segment of a younger generation was begun since: recovery would prefer that. The records that
+//! were there are not durable, and no acknowledged one is replaced. One of them counts only behind
+//! exactly the records that it followed, by their sums.
 //!
 //! Lock: `ctl`, at the level of the state lock; the two are never held together.
 
@@ -170,6 +178,10 @@ pub(crate) struct LaidOut {
     pub durable_through: u64,
     /// Failed flushes that concern none of its content.
     pub flush_failures: u64,
+    /// It is written again at its place.
+    pub is_repeated: bool,
+    /// The device takes writes, but not this one (L17).
+    pub is_bad_place: bool,
 }
 
 /// Records that are written together.
@@ -225,6 +237,13 @@ pub(crate) struct Ctl {
     /// The last of `groups`, if its write failed and may be repeated (L15). `repair` is set.
     pub refused: Option<LaidOut>,
     pub group_count: u64,
+}
+
+impl Ctl {
+    /// The last group, if its write failed and no flush has failed since (L15).
+    pub fn repeatable(&self) -> Option<&LaidOut> {
+        self.refused.as_ref().filter(|laid| laid.flush_failures == self.flush_failures)
+    }
 }
 
 /// The log, with the tasks that wait for it.

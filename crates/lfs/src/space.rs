@@ -15,8 +15,10 @@
 //! checkpoints take nodes, and no change is accepted for which the next ones would have none. New
 //! content leaves the nodes that a removal or a truncate may need; operations that make space, and
 //! content accepted before, may use them. P26 the log leaves a segment that is not full only if the
-//! free segments still take the nodes of the next checkpoints and all grants of the log. So no
-//! sequence of failed writes takes the space that a checkpoint needs.
+//! free segments still take the nodes of the next checkpoints and all grants of the log. After a
+//! failed write or flush one more segment has to remain. Only a log whose place is bad (log.L17)
+//! takes that, and it leaves the nodes of one checkpoint. So no sequence of failed writes and
+//! flushes takes the space that a checkpoint needs.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -36,7 +38,7 @@ use crate::format::place::Place;
 use crate::format::usage::Stream;
 use crate::space::alloc::runs::Room;
 use crate::space::ledger::Ledger;
-pub(crate) use crate::space::ledger::{Ask, Grant, Need, OtherNeeds};
+pub(crate) use crate::space::ledger::{Ask, Grant, Leave, Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
 use crate::space::removed::RemovedBytes;
 use crate::space::reservations::Reservations;
@@ -220,6 +222,20 @@ impl Space {
         let taken = self.segments.take_dead(Stream::Log)?;
         self.log = Some(taken);
         Some(taken)
+    }
+
+    /// Reopens the segment in which the log was: it continues there at `head`, because nothing
+    /// behind is durable.
+    pub fn return_to_log(&mut self, segment: u32, head: u64) {
+        if self.log != Some(segment) {
+            let phase = self.segments.get(segment).map(|this| this.phase);
+            debug_assert!(matches!(phase, Some(Phase::Open | Phase::Sealed)), "W12: {phase:?}");
+            self.log = Some(segment);
+            self.segments.open_again(segment, Stream::Log);
+            // Its records may have content.
+            self.ledger.log_has_content = true;
+        }
+        self.log_head(head);
     }
 
     /// Returns a log segment of a failed group: none of its records counts.

@@ -37,7 +37,7 @@ use crate::format::{COUNT_MAX, corrupt};
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
-use crate::recover::open::{First, Opened, find, fresh_head};
+use crate::recover::open::{First, Frees, Opened, find, fresh_head};
 use crate::recover::repair::Repair;
 use crate::recover::rollforward::{Found, Replay};
 use crate::space::Need;
@@ -218,12 +218,13 @@ impl Volume {
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
         let mut replay = if options.read_only { Replay::Complete } else { Replay::FirstPart };
-        let (mut changes_peak, mut frees, mut has_freed) = (0, false, false);
+        // What this opening frees next, and what it has freed.
+        let (mut changes_peak, mut frees, mut freed) = (0, Frees::Nothing, Frees::Nothing);
         loop {
             let found = Self::recover(device, world, options, (replay, frees), changes_peak).await;
             let Recovered { volume, is_clean, first } = match found {
-                Err(error) if error.kind() == ErrorKind::NoSpace && !frees && !has_freed => {
-                    frees = true;
+                Err(error) if error.kind() == ErrorKind::NoSpace && frees == Frees::Nothing => {
+                    frees = freed.next().ok_or(error)?;
                     continue;
                 }
                 found => found?,
@@ -241,6 +242,7 @@ impl Volume {
             let made = match first {
                 First::None if is_clean => volume.0.checkpoints.begin_life().await,
                 First::None => volume.0.checkpoints.make(How::Fresh).await,
+                First::Repeat => volume.0.checkpoints.repeat().await,
                 First::Part => volume.0.checkpoints.make(How::Replayed).await,
                 First::Whole => volume.0.checkpoints.make_and_free(How::Replayed).await,
             };
@@ -250,15 +252,17 @@ impl Volume {
                     return Ok(volume);
                 }
                 (First::Part, Ok(())) => replay = Replay::LaterPart,
-                (First::Whole, Ok(())) => (frees, has_freed) = (false, true),
+                (First::Repeat | First::Whole, Ok(())) => {
+                    (frees, freed) = (Frees::Nothing, frees);
+                }
                 // The segments that the rest of the log names leave too few free ones: the log is
                 // replayed in memory. That would not help if the host lacks space.
                 (First::Part, Err(error)) if volume.has_run_out(&error) => {
                     replay = Replay::Complete;
                 }
-                (First::None, Err(error)) if volume.has_run_out(&error) && !has_freed => {
-                    log::warn!("{}: the log is merged to free its segments", device.name());
-                    frees = true;
+                (First::None, Err(error)) if volume.has_run_out(&error) => {
+                    frees = freed.next().ok_or(error).map_err(for_reading)?;
+                    log::warn!("{}: too little space for an opening: {frees:?}", device.name());
                 }
                 (_, Err(error)) => return Err(for_reading(error)),
             }
@@ -272,12 +276,12 @@ impl Volume {
     }
 
     /// Finds the newest checkpoint and replays the log behind it, or a part of it. `changes_peak`:
-    /// the most bytes that changes took in earlier parts. `frees`: as for [`Opened::prepare`].
+    /// the most bytes that changes took in earlier parts. `frees`: what is to become free first.
     async fn recover(
         device: &DeviceRef,
         world: &WorldRef,
         options: &OpenOptions,
-        (replay, frees): (Replay, bool),
+        (replay, frees): (Replay, Frees),
         changes_peak: u64,
     ) -> Result<Recovered> {
         let (superblock, older, hidden) = match options.passed_over {

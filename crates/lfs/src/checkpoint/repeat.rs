@@ -7,8 +7,9 @@
 //! of the tree.
 //!
 //! Invariant: H17 the repetition refers to what its checkpoint refers to, so everything is flushed
-//! (checkpoint.H12). It follows its checkpoint in the same turn, or it takes the number of a failed
-//! one, and replaces that state in its slots. So no slot names a node that it frees (nodes.N11).
+//! (checkpoint.H12). It follows its checkpoint in the same turn or in an opening, or it takes the
+//! number of a failed one, and replaces that state in its slots. So no slot names a node that it
+//! frees (nodes.N11).
 //!
 //! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
@@ -32,8 +33,8 @@ impl Checkpoints {
     }
 
     /// Repeats the newest checkpoint (H17). After an error that one is valid, and dead segments
-    /// wait for the next.
-    async fn repeat(&self) -> Result<()> {
+    /// wait for the next. The caller has the turn, or opens the volume (open.O16).
+    pub(crate) async fn repeat(&self) -> Result<()> {
         let mut superblock = self.superblock();
         let is_over = self.state.lock().life().is_closed() || superblock.state & STATE_CLEAN != 0;
         if is_over {
@@ -51,7 +52,8 @@ impl Checkpoints {
     }
 
     /// If a slot may name the nodes of a failed checkpoint, writes the newest durable state to both
-    /// slots of that number. Then no slot names these nodes, and they are free (nodes.N16).
+    /// slots of that number, or under a higher number as well. Then no slot that counts names these
+    /// nodes, and they are free (nodes.N16).
     pub(super) async fn free_named(&self) -> Result<()> {
         let names_failed = self.turn.lock().names_failed;
         if names_failed { self.repeat().await } else { Ok(()) }
@@ -76,6 +78,9 @@ impl Checkpoints {
                 *superblock = again;
                 Ok(Copies::Two)
             }
+            // The other slot may have the state of the failed checkpoint, and count again when it
+            // can be read (nodes.N16).
+            Err(error) if self.turn.lock().names_failed => Err(error),
             Err(error) => {
                 let (name, number) = (self.device.name(), superblock.checkpoint);
                 log::warn!("{name}: only one slot has state {number} of the superblock: {error}");

@@ -27,9 +27,20 @@ use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, LaidOut, Log, Pending, Ste
 use forebay_base::buf::DataRef;
 use forebay_base::sync::Arc;
 use forebay_base::task::{BoxFuture, yield_now};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::flush_turns::Turn;
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+
+/// How often a write of the log is tried at one place before the place counts as bad (log.L17).
+const PLACE_TRIES: u32 = 4;
+
+/// The result of a write of the log. The second part of an error: a flush may have failed, too.
+type Written = std::result::Result<(), (Error, bool)>;
+
+/// Whether the device refused a write, and not a host without space.
+fn is_refused(done: &Written) -> bool {
+    matches!(done, Err((error, _)) if error.kind() != ErrorKind::NoSpace)
+}
 
 /// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
@@ -40,12 +51,13 @@ pub(crate) trait RecordOwner: Send + Sync {
     fn take_group(&self, head: &Head, flush_failures: u64) -> Option<(Vec<Pending>, GroupPlan)>;
 
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
-    fn requeue(&self, group: &mut Group);
+    /// `at`: the log stays in this segment and continues at this offset (log.L18).
+    fn requeue(&self, group: &mut Group, at: Option<(u32, u32)>);
 
-    /// Whether the log can leave its segment after a failed write, so that later needs still find
-    /// free segments (space.P26). Then `bytes` bytes of records are laid out again, and `opened`
-    /// segments of failed groups become free.
-    fn can_move(&self, opened: u64, bytes: u64) -> bool;
+    /// Whether the log can leave its segment after a failure, so that later needs still find free
+    /// segments (space.P26). Then `bytes` bytes of records are laid out again, and `opened`
+    /// segments of failed groups become free. `is_bad_place`: the place takes no write (log.L17).
+    fn can_move(&self, opened: u64, bytes: u64, is_bad_place: bool) -> bool;
 
     /// A flush has covered the runs of the records up to this ticket (K13).
     fn on_covered(&self, ticket: u64);
@@ -59,6 +71,9 @@ pub(crate) trait RecordOwner: Send + Sync {
 pub(crate) trait DataRepair: Send + Sync {
     /// Reports failed writes at these device offsets.
     fn on_write_failure(&self, offsets: &[u64]);
+
+    /// Whether the device takes a write to a free segment.
+    fn takes_writes<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, bool>;
 
     /// Writes the runs of these records again, and those of queued records, if a failed flush may
     /// have lost them.
@@ -122,8 +137,11 @@ impl Committer<'_> {
             turn = laid;
         }
         let hold = turn.hold();
-        let laid = turn.laid.as_ref().expect("laid out above");
-        let done = self.write_records(laid, here, hold).await;
+        let laid = turn.laid.as_mut().expect("laid out above");
+        let done = match laid.is_repeated {
+            true => self.repeat_write(laid, here, hold).await,
+            false => self.write_records(laid, here, hold).await,
+        };
         let laid = turn.laid.take().expect("laid out above");
         let mut durable = None;
         turn.end(|ctl, group| {
@@ -206,7 +224,15 @@ impl Committer<'_> {
         }
         match self.lay_out(group, plan, durable_through) {
             Ok(writes) => {
-                turn.laid = Some(LaidOut { writes, fua, durable_through, flush_failures });
+                let (is_repeated, is_bad_place) = (false, false);
+                turn.laid = Some(LaidOut {
+                    writes,
+                    fua,
+                    durable_through,
+                    flush_failures,
+                    is_repeated,
+                    is_bad_place,
+                });
                 Some(turn)
             }
             Err(error) => {
@@ -221,43 +247,54 @@ impl Committer<'_> {
 
     /// Takes the group whose write failed, to be written again at its place (log.L15).
     fn retake(&self, turn: &mut WriteTurn) -> bool {
-        let is_valid = |ctl: &Ctl| {
-            let refused = ctl.refused.as_ref();
-            refused.is_some_and(|laid| laid.flush_failures == ctl.flush_failures)
-        };
-        let (opened, bytes) = {
+        let (opened, bytes, is_bad_place) = {
             let ctl = self.log.ctl.lock();
-            if !is_valid(&ctl) {
-                return false;
-            }
-            let records = ctl.groups.iter().flat_map(|group| &group.records);
-            let cost = |r: &Pending| self.layout.cost(r.body.len() as u64, r.payload_bytes());
-            let opened: usize = ctl.groups.iter().map(|group| group.opened.len()).sum();
-            (opened as u64, records.map(cost).sum())
+            let Some(laid) = ctl.repeatable() else { return false };
+            let groups = ctl.groups.iter();
+            let opened: usize = groups.clone().map(|group| group.opened.len()).sum();
+            let bytes = self.cost(groups.flat_map(|group| &group.records));
+            (opened as u64, bytes, laid.is_bad_place)
         };
-        if self.owner.can_move(opened, bytes) {
+        if self.owner.can_move(opened, bytes, is_bad_place) {
             return false;
         }
         let mut ctl = self.log.ctl.lock();
         // A flush may have failed meanwhile.
-        if !is_valid(&ctl) {
+        if ctl.repeatable().is_none() {
             return false;
         }
         debug_assert!(ctl.repair, "L15: it failed");
-        (turn.laid, turn.group) = (ctl.refused.take(), ctl.groups.pop_back());
+        // A write with FUA may flush, and would have to count as a failed flush each time.
+        let laid = ctl.refused.take();
+        turn.laid = laid.map(|laid| LaidOut { fua: false, is_repeated: true, ..laid });
+        turn.group = ctl.groups.pop_back();
         ctl.repair = false;
         true
+    }
+
+    /// Log space of these records.
+    fn cost<'a>(&self, records: impl Iterator<Item = &'a Pending>) -> u64 {
+        records.map(|r| self.layout.cost(r.body.len() as u64, r.payload_bytes())).sum()
+    }
+
+    /// Writes a group again whose write failed. If the device refuses it again and again, and takes
+    /// writes elsewhere in between, the place is bad (log.L17).
+    async fn repeat_write(&self, laid: &mut LaidOut, here: bool, hold: Hold) -> Written {
+        for _ in 1..PLACE_TRIES {
+            let done = self.write_records(laid, here, hold.clone()).await;
+            if !is_refused(&done) || !self.repair.takes_writes(&hold).await {
+                return done;
+            }
+        }
+        let done = self.write_records(laid, here, hold.clone()).await;
+        laid.is_bad_place = is_refused(&done) && self.repair.takes_writes(&hold).await;
+        done
     }
 
     /// Writes a group that is laid out. The second part of an error: whether a flush may have
     /// failed (log.L12), since a device can carry out a write with FUA as a write and a flush. If a
     /// full host refused the write, no flush has failed.
-    async fn write_records(
-        &self,
-        laid: &LaidOut,
-        here: bool,
-        hold: Hold,
-    ) -> std::result::Result<(), (Error, bool)> {
+    async fn write_records(&self, laid: &LaidOut, here: bool, hold: Hold) -> Written {
         let LaidOut { writes, fua, .. } = laid;
         let flags = if *fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let mut failed = Vec::new();
@@ -404,21 +441,24 @@ impl Committer<'_> {
         completion.await.result
     }
 
-    /// Takes back everything since the last successful flush, to be laid out again in a new segment
-    /// (log.L4). Its runs are written again only if a flush has failed since (log.L12).
+    /// Takes back everything since the last successful flush, to be laid out again (log.L4): in a
+    /// new segment, or where the durable log ends (log.L18). Its runs are written again only if a
+    /// flush has failed since (log.L12).
     async fn take_back(&self, turn: &mut WriteTurn) -> Result<()> {
-        let (groups, head, failures) = {
+        let (groups, moved, failures, (stays, is_bad_place)) = {
             let mut ctl = self.log.ctl.lock();
+            let is_bad_place = ctl.refused.take().is_some_and(|laid| laid.is_bad_place);
             let groups: Vec<Group> = ctl.groups.drain(..).collect();
-            ctl.refused = None;
+            // No segment of a younger generation begins with the next record (log.L18).
+            let stays = ctl.head.generation == ctl.durable.generation;
             let generation = ctl.head.generation.max(ctl.durable.generation) + 1;
             let previous = ctl.durable.segment.or(ctl.durable.previous);
-            let head = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };
-            (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
-            (groups, head, ctl.failures)
+            let moved = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };
+            ctl.written_ticket = ctl.durable_ticket;
+            (groups, moved, ctl.failures, (stays.then_some(ctl.durable), is_bad_place))
         };
         let (records, payloads, opened) = (Vec::new(), Vec::new(), Vec::new());
-        let mut held = Group { records, payloads, head, cut: None, opened };
+        let mut held = Group { records, payloads, head: moved, cut: None, opened };
         for group in groups {
             held.records.extend(group.records);
             held.opened.extend(group.opened);
@@ -427,7 +467,11 @@ impl Committer<'_> {
         let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
         self.repair.rewrite_runs(&mut group.records, &hold).await?;
-        self.owner.requeue(group);
+        let (opened, bytes) = (group.opened.len() as u64, self.cost(group.records.iter()));
+        let stays = stays.filter(|_| !self.owner.can_move(opened, bytes, is_bad_place));
+        let at = stays.and_then(|head| Some((head.segment?, head.offset)));
+        let head = stays.filter(|_| at.is_some()).unwrap_or(moved);
+        self.owner.requeue(group, at);
         turn.group = None;
         let mut ctl = self.log.ctl.lock();
         (ctl.head, ctl.repair) = (head, ctl.failures != failures);

@@ -15,7 +15,9 @@
 //! really has: entries of the usage table, nodes, records. So the claims of a slot are first
 //! compared with the usage table. O15 if the volume has no free segment for its log or for the
 //! nodes of its first checkpoint, a checkpoint that ends where the log ends comes first. It takes
-//! no segment for the log, and frees those of the log before it.
+//! no segment for the log, and frees those of the log before it. O16 before that, the opening
+//! repeats the newest checkpoint. That takes neither segments nor places, and frees those that only
+//! the checkpoint before needs. So openings that end early, at whatever write, use up no space.
 //!
 //! No locks: during opening nothing else uses the volume.
 
@@ -180,31 +182,57 @@ async fn find_nodes(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
     None,
+    /// The newest one once more: it frees what only the one before it needs (O16).
+    Repeat,
     /// Behind a part of the log (bounded.R27).
     Part,
     /// At the end of the log, to free the log's segments (O15).
     Whole,
 }
 
+/// What an opening does first, because the volume has too few free segments or places for nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Frees {
+    Nothing,
+    /// It repeats the newest checkpoint (O16).
+    Older,
+    /// It makes a checkpoint of the log (O15).
+    Log,
+}
+
+impl Frees {
+    /// What an opening tries next, after it has done this and still finds too little space.
+    pub fn next(self) -> Option<Self> {
+        match self {
+            Self::Nothing => Some(Self::Older),
+            Self::Older => Some(Self::Log),
+            Self::Log => None,
+        }
+    }
+}
+
 impl Opened {
     /// Prepares the state for writing: a new generation, and a new log segment. Segments that are
     /// dead in the two newest checkpoints, of which `newest` is the newer, become free first. If a
-    /// checkpoint has to come before that, this returns where it ends. `frees`: it comes if the log
-    /// has any records, to free their segments (O15).
+    /// checkpoint has to come before that, this returns which. `frees`: what is to become free by
+    /// it.
     pub fn prepare(
         &mut self,
         device: &DeviceRef,
         newest: u64,
         plant: Plant,
-        frees: bool,
+        frees: Frees,
     ) -> Result<First> {
         self.check_damage()?;
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
         let Found { state, head, rest, end, .. } = &mut self.found;
+        if frees == Frees::Older {
+            return Ok(First::Repeat);
+        }
         let first = match (*rest, *end) {
             // Records remain to be applied: the log goes on with their generation.
             (Some(_), _) => First::Part,
-            (None, Some(end)) if frees => {
+            (None, Some(end)) if frees == Frees::Log => {
                 // As in a replay in parts, the segment there does not die (bounded.R28).
                 end.segment.into_iter().for_each(|segment| state.keep_alive(segment));
                 // The youngest generation: no record or segment behind the end attaches to it.

@@ -60,6 +60,15 @@ impl DataRepair for Repair {
         }
     }
 
+    fn takes_writes<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            match self.0.upgrade() {
+                Some(resources) => resources.takes_writes(hold).await,
+                None => false,
+            }
+        })
+    }
+
     fn rewrite_runs<'a>(
         &'a self,
         records: &'a mut [Pending],
@@ -168,7 +177,13 @@ impl Resources {
     /// Whether the device accepts any write. This writes to a free segment, whose content does not
     /// matter.
     async fn takes_writes(&self, hold: &Hold) -> bool {
-        let Ok(segment) = self.state.lock().take_probed() else { return false };
+        let taken = {
+            let mut state = self.state.lock();
+            // A task that was dropped may have left it.
+            state.give_back_probed();
+            state.take_probed()
+        };
+        let Ok(segment) = taken else { return false };
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;

@@ -45,6 +45,17 @@ pub(crate) const KEPT_SEGMENTS: u64 = RECOVERY + REMOVALS;
 /// checkpoints to free space.
 const MARKS: u64 = 2;
 
+/// Why the log leaves a segment that is not full (space.P26).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Behind the mark of a checkpoint, so that the segment becomes free.
+    Mark,
+    /// A write or a flush failed.
+    Failed,
+    /// The device takes writes, but not at this place (log.L17).
+    BadPlace,
+}
+
 /// What needs space, and so which claims it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -105,6 +116,8 @@ pub(crate) struct OtherNeeds {
     pub held: u64,
     /// Pairs of nodes that checkpoints may need (space.P13).
     pub pairs: u64,
+    /// Pairs of nodes that the next of these checkpoints may need.
+    pub next_pairs: u64,
     /// Pairs of nodes that new content leaves to operations that make space (space.P24).
     pub spare: u64,
     /// Pairs that content always leaves to checkpoints, whether they need them now or not
@@ -226,9 +239,16 @@ impl Balance {
     /// Whether the log can leave its segment, and the free segments still take the nodes of the
     /// next checkpoints and all grants of the log (space.P26). `given_back`: segments that become
     /// free.
-    pub fn can_leave_log(&self, given_back: u64) -> bool {
+    pub fn can_leave_log(&self, given_back: u64, why: Leave) -> bool {
+        let nodes = match why {
+            Leave::Mark => self.claim(Nodes, Need::Urgent, Some(Log)),
+            Leave::Failed => self.claim(Nodes, Need::Urgent, Some(Log)) + RECOVERY,
+            Leave::BadPlace => self.nodes.segments_for(self.others.next_pairs),
+        };
         let log = self.log.div_ceil(self.log_bytes);
-        self.free + given_back >= self.claim(Nodes, Need::Urgent, Some(Log)) + log
+        // As many as become free.
+        let is_even = why == Leave::BadPlace && given_back >= log;
+        is_even || self.free + given_back >= nodes + log
     }
 
     /// Whether checkpoints will have their nodes. Otherwise no more changes are accepted, even if

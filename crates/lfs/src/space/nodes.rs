@@ -13,8 +13,8 @@
 //! them are honoured. N15 places of a checkpoint that failed before it wrote a slot are free when
 //! the next checkpoint has its turn: all writes to them have ended (checkpoint.H18). N16 before the
 //! next checkpoint takes nodes, places of a failed checkpoint that a slot may name are free, too:
-//! the durable state replaces that slot first (repeat.H17). So a number of failed checkpoints hold
-//! no more places than one.
+//! the durable state replaces that slot first (repeat.H17), or has a higher number. So a number of
+//! failed checkpoints hold no more places than one.
 //!
 //! Locks: the [`NodeOwner`] takes the state lock to allocate. No lock is held across a wait.
 

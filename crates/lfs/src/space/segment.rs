@@ -330,9 +330,12 @@ impl Segments {
         }
     }
 
-    /// Reopens a tree segment, which is filled as long as it has a free place.
-    pub fn open_again(&mut self, segment: u32) {
-        self.set(segment, Phase::Open, Stream::Tree);
+    /// Reopens a segment that is filled further. A checkpoint in progress takes its current state.
+    pub fn open_again(&mut self, segment: u32, stream: Stream) {
+        self.set(segment, Phase::Open, stream);
+        if let Some(this) = self.list.get_mut(segment as usize) {
+            this.is_new = true;
+        }
     }
 
     /// Notes a failed write to this segment (W18). False: the failure was known.
@@ -554,7 +557,7 @@ impl Segments {
     pub fn adopt_trees(&mut self) -> Vec<u32> {
         let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);
         let trees: Vec<u32> = trees.map(|(segment, _)| segment).collect();
-        trees.iter().for_each(|segment| self.open_again(*segment));
+        trees.iter().for_each(|segment| self.open_again(*segment, Stream::Tree));
         trees
     }
 }

@@ -6,7 +6,7 @@
 use crate::checkpoint::How;
 use crate::format::change::Change;
 use crate::format::usage::Stream;
-use crate::space::{Ask, Need};
+use crate::space::{Ask, Leave, Need};
 use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::setup::Setup;
 use crate::transaction::state::State;
@@ -406,7 +406,9 @@ fn p26_log_leaves_segments_for_nodes() {
             state.log_takes_content();
             if !state.log_leaves() {
                 assert!(state.space().log_is_used(), "segments are free");
-                assert!(!state.can_move_log(0, 0) && state.can_move_log(1, 0));
+                assert!(!state.can_move_log(0, 0, Leave::Mark));
+                assert!(state.can_move_log(1, 0, Leave::Mark));
+                assert!(!state.can_move_log(1, 0, Leave::Failed), "one for a bad place");
                 break;
             }
             let left = state.take_segment(Stream::Log).unwrap();

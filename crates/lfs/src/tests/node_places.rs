@@ -4,7 +4,7 @@
 
 use crate::checkpoint::root_of;
 use crate::format::place::Place;
-use crate::format::superblock::FILES_TREE;
+use crate::format::superblock::{FILES_TREE, SLOT_BYTES, SLOTS, slot_offsets};
 use crate::format::usage::Segment;
 use crate::space::usage_table::usage_nodes;
 use crate::space::usage_table::write_usage;
@@ -265,4 +265,51 @@ fn h15_usage_table_counts_its_own_nodes() {
     assert!(nodes > 1, "{nodes} nodes");
     let report = check(&disk.in_world(SimWorld::new(2)));
     assert_eq!(report.findings, [], "H15");
+}
+
+/// nodes.N16. The story: a failed checkpoint had its state in both of its slots. The state that was
+/// to replace it got into one of them, the other could be neither written nor read, and the slots
+/// of the next number took no write. The nodes of the failed checkpoint became free and were
+/// overwritten, and after a power loss the second slot could be read, and counted.
+#[test]
+fn n16_nodes_that_an_unreadable_slot_names_are_not_overwritten() {
+    for half in [0, 1] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (file, inos) = with_files(&volume).await;
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            file.sync(true).await.unwrap();
+            let number = volume.0.checkpoints.number() + 1;
+            let slot = |number: u64, half: u64| {
+                let of_half = u64::from(SLOTS) / 2;
+                let at =
+                    slot_offsets(disk.config().size)[(half * of_half + number % of_half) as usize];
+                at..at + SLOT_BYTES as u64
+            };
+            // The mark, the nodes, the slots.
+            disk.inject(failing(BioOp::Flush).nth(3));
+            assert!(volume.checkpoint().await.is_err(), "both slots have its state");
+            let unreadable = slot(number, half);
+            // A write that changes nothing.
+            let refused = FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky();
+            disk.inject(refused.clone().within(unreadable.clone()));
+            disk.inject(failing(BioOp::Read).within(unreadable).sticky());
+            for half in [0, 1] {
+                disk.inject(refused.clone().within(slot(number + 1, half)));
+            }
+            for ino in &inos {
+                let set = SetAttr { perm: Some(0o611), ..SetAttr::default() };
+                volume.setattr(*ino, &set).await.unwrap();
+            }
+            for _ in 0..3 {
+                let _failed = volume.checkpoint().await;
+            }
+        });
+        disk.world().stop();
+        let cut = disk.power_cut(1);
+        cut.heal();
+        assert_eq!(found(&setup, &cut, "f"), [1; BLOCK], "{half}");
+    }
 }

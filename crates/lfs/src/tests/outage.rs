@@ -5,9 +5,6 @@
 
 use super::full::{available, file, filled, open, setup, write};
 use crate::Volume;
-use crate::checkpoint::How;
-use crate::format::usage::Stream;
-use crate::space::segment::Segment;
 use crate::tests::reuse::check;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
@@ -25,7 +22,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Files by name, with their sizes.
 type Made = Vec<(String, u64)>;
 
-async fn unlink(volume: &Volume, name: &str) -> Result<()> {
+pub(super) async fn unlink(volume: &Volume, name: &str) -> Result<()> {
     volume.unlink(Ino::ROOT, Name::new(name.as_bytes())?).await
 }
 
@@ -55,7 +52,7 @@ async fn disturb(volume: &Volume, made: &[(String, u64)], mut rng: u64) -> u32 {
 }
 
 /// Removals, truncates and syncs work.
-async fn works(volume: &Volume, made: &[(String, u64)]) {
+pub(super) async fn works(volume: &Volume, made: &[(String, u64)]) {
     assert!(volume.stopped().is_none(), "{:?}", volume.stopped());
     unlink(volume, &made[0].0).await.expect("a removal");
     let last = Name::new(made.last().unwrap().0.as_bytes()).unwrap();
@@ -67,7 +64,7 @@ async fn works(volume: &Volume, made: &[(String, u64)]) {
 }
 
 /// Removes everything; returns the blocks that are available then.
-async fn emptied(volume: &Volume) -> u64 {
+pub(super) async fn emptied(volume: &Volume) -> u64 {
     loop {
         let entries = volume.readdir(Ino::ROOT, Cookie::START, 1000).await.unwrap();
         if entries.is_empty() {
@@ -91,7 +88,7 @@ fn check_after_power_loss(disk: &SimDisk) {
 }
 
 /// The volume after a power loss: an opening for writing works, and finds all space.
-fn after_power_loss(setup: &Setup, disk: &SimDisk, made: &[(String, u64)], empty: u64) {
+pub(super) fn after_power_loss(setup: &Setup, disk: &SimDisk, made: &[(String, u64)], empty: u64) {
     let disk = disk.in_world(SimWorld::new(5));
     check_after_power_loss(&disk);
     let left = disk.world().run(async {
@@ -107,7 +104,7 @@ fn after_power_loss(setup: &Setup, disk: &SimDisk, made: &[(String, u64)], empty
 }
 
 /// A volume that is nearly full after the outage of its device, and how it ended.
-async fn disturbed(disk: &SimDisk, volume: &Volume, rule: FaultRule, seed: u64) -> Made {
+pub(super) async fn disturbed(disk: &SimDisk, volume: &Volume, rule: FaultRule, seed: u64) -> Made {
     let mut made = filled(volume).await;
     unlink(volume, &made[0].0).await.unwrap();
     volume.syncfs().await.unwrap();
@@ -125,7 +122,7 @@ async fn disturbed(disk: &SimDisk, volume: &Volume, rule: FaultRule, seed: u64) 
 
 /// The device works again: removals, truncates and syncs work at once, and the space comes back;
 /// the same after a power loss in the outage.
-fn outage(setup: &Setup, seed: u64, rule: FaultRule) {
+pub(super) fn outage(setup: &Setup, seed: u64, rule: FaultRule) {
     let disk = setup.blank();
     let (cut, made, empty, left) = disk.world().run(async {
         let volume = open(setup, &disk).await.unwrap();
@@ -154,8 +151,12 @@ fn outage(setup: &Setup, seed: u64, rule: FaultRule) {
     after_power_loss(setup, &cut, &made, empty);
 }
 
-fn failing_writes() -> FaultRule {
+pub(super) fn failing_writes() -> FaultRule {
     FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).sticky()
+}
+
+pub(super) fn failing_flushes() -> FaultRule {
+    FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)).sticky()
 }
 
 /// The story: the log moved to another segment after each failed write, until no segment was free
@@ -185,57 +186,5 @@ fn nearly_full_volume_works_at_once_after_minute_without_writes() {
     for seed in 0..2 {
         let setup = Setup { fua: seed % 2 == 1, ..setup(0) };
         outage(&setup, seed, failing_writes());
-    }
-}
-
-/// open.O15: a volume whose log has taken all free segments opens for writing.
-#[test]
-fn o15_volume_whose_log_has_all_segments_opens_for_writing() {
-    let setup = setup(0);
-    let disk = setup.blank();
-    let (made, empty, number) = disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let empty = available(&volume).await;
-        let mut made = filled(&volume).await;
-        unlink(&volume, &made[0].0).await.unwrap();
-        volume.syncfs().await.unwrap();
-        made.remove(0);
-        // Live data in the open segment, and no dead segment: an opening could take one.
-        let live = file(&volume, "live").await.unwrap();
-        write(&live, "live", 0, 2 * UNIT).await.unwrap();
-        live.sync(false).await.unwrap();
-        for _ in 0..3 {
-            volume.0.checkpoints.make_and_free(How::Log).await.unwrap();
-        }
-        let dead = |(_, segment): &(u32, &Segment)| {
-            !matches!(segment.stream, Stream::Log | Stream::None) && segment.live_bytes == 0
-        };
-        let found: Vec<u32> =
-            volume.0.state.lock().space().segments().iter().filter(dead).map(|(n, _)| n).collect();
-        assert!(found.is_empty(), "{found:?}");
-        // As after a write turn that was dropped: the log moves to another segment.
-        while volume.0.state.lock().space().segments().free() > 0 {
-            volume.0.log.ctl.lock().repair = true;
-            let mark = volume.0.state.lock().append_mark();
-            volume.0.commit(mark, false).await.expect("a record of the log");
-        }
-        (made, empty, volume.0.checkpoints.number())
-    });
-    disk.world().stop();
-    let stuck = disk.power_cut(1);
-    after_power_loss(&setup, &stuck, &made, empty);
-    // The opening ends at any of its writes.
-    for n in 1.. {
-        let disk = stuck.in_world(SimWorld::new(7));
-        disk.inject(failing_writes().nth(n));
-        let opened = disk
-            .world()
-            .run(async { open(&setup, &disk).await.map(|volume| volume.0.checkpoints.number()) });
-        disk.world().stop();
-        if let Ok(opened) = opened {
-            assert!(n > 5 && opened >= number + 3, "O15: {n} writes, {opened} after {number}");
-            break;
-        }
-        after_power_loss(&setup, &disk.power_cut(n), &made, empty);
     }
 }

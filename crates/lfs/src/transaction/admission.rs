@@ -7,7 +7,7 @@ use crate::format::place::Place;
 use crate::format::usage::USAGE_BYTES;
 use crate::space::admission::{ADVANCE_BYTES, BLOCK_TREE_BYTES, Growth};
 use crate::space::ledger::{Balance, Kept};
-use crate::space::{Ask, Grant, Need, OtherNeeds};
+use crate::space::{Ask, Grant, Leave, Need, OtherNeeds};
 use crate::transaction::state::State;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::Class;
@@ -39,12 +39,14 @@ impl State {
         let geometry = &self.layout.geometry;
         let content = Growth::of_content(ask.content, self.layout.block_bytes());
         let accepted = self.accepted_bytes(ask.content).saturating_sub(ask.placed);
+        let growth = ask.growth.plus(content);
         let others = OtherNeeds {
             // With its items in the tree (admission.P21).
             accepted: accepted + (accepted >> geometry.block_shift) * BLOCK_TREE_BYTES,
             edges: self.edge_bytes(),
             held: self.space.room().bytes(),
-            pairs: self.checkpoint_nodes(ask.growth.plus(content)),
+            pairs: self.checkpoint_nodes(growth),
+            next_pairs: self.next_checkpoint_nodes(growth),
             spare: self.spare_nodes(),
             least: self.least_nodes(),
         };
@@ -56,16 +58,18 @@ impl State {
         self.balance(&Ask::default()).kept()
     }
 
-    /// Whether the log can leave its segment after a failed write (space.P26). `bytes` bytes of
-    /// records are laid out again then, and `given_back` segments become free.
-    pub fn can_move_log(&self, given_back: u64, bytes: u64) -> bool {
-        self.balance(&Ask::log(bytes, Growth::default())).can_leave_log(given_back)
+    /// Whether the log can leave its segment after a failure (space.P26). `bytes` bytes of records
+    /// are laid out again then, and `given_back` segments become free.
+    pub fn can_move_log(&self, given_back: u64, bytes: u64, why: Leave) -> bool {
+        self.balance(&Ask::log(bytes, Growth::default())).can_leave_log(given_back, why)
     }
 
     /// Whether the log leaves its segment for a checkpoint, so that the segment becomes free
     /// (checkpoint.free.Z13, space.P26).
     pub fn log_leaves(&self) -> bool {
-        self.space.log_is_used() && self.balance(&Ask::default()).can_leave_log(0)
+        // While checkpoints fail, none would free it.
+        let why = if self.life.is_failing() { Leave::Failed } else { Leave::Mark };
+        self.space.log_is_used() && self.balance(&Ask::default()).can_leave_log(0, why)
     }
 
     /// The segments that the cleaner may fill now.
@@ -80,6 +84,14 @@ impl State {
         let made = self.tree.unmerged_nodes();
         let made = made.map(|nodes| nodes.saturating_sub(self.space.nodes_taken()));
         made.unwrap_or_else(|| self.table_nodes()) + self.merge_nodes(growth)
+    }
+
+    /// Of these pairs, those that the next checkpoint may need. If one is in progress, all of them.
+    fn next_checkpoint_nodes(&self, growth: Growth) -> u64 {
+        match self.tree.unmerged_nodes() {
+            Some(_) => self.checkpoint_nodes(growth),
+            None => self.merge_nodes(growth),
+        }
     }
 
     /// Pairs that each checkpoint may take, whatever has changed: those of the usage table, and the

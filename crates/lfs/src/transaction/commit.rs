@@ -6,6 +6,7 @@ use crate::format::record::RecordKind;
 use crate::log::commit::{Committer, RecordOwner};
 use crate::log::group_plan::GroupPlan;
 use crate::log::{Group, Head, Pending};
+use crate::space::Leave;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::Result;
@@ -25,12 +26,16 @@ impl RecordOwner for Resources {
         taken
     }
 
-    fn requeue(&self, group: &mut Group) {
-        self.state.lock().requeue(group);
+    fn requeue(&self, group: &mut Group, at: Option<(u32, u32)>) {
+        self.state.lock().requeue(group, at);
     }
 
-    fn can_move(&self, opened: u64, bytes: u64) -> bool {
-        self.state.lock().can_move_log(opened, bytes)
+    fn can_move(&self, opened: u64, bytes: u64, is_bad_place: bool) -> bool {
+        let why = if is_bad_place { Leave::BadPlace } else { Leave::Failed };
+        let mut state = self.state.lock();
+        // A task that was dropped in its turn to write may have left it.
+        state.give_back_probed();
+        state.can_move_log(opened, bytes, why)
     }
 
     fn on_covered(&self, ticket: u64) {

@@ -62,6 +62,11 @@ impl Lifecycle {
         self.failing = Some(error);
     }
 
+    /// Whether the last checkpoint failed.
+    pub fn is_failing(&self) -> bool {
+        self.failing.is_some()
+    }
+
     /// Turns the volume read-only after the loss of data that every checkpoint needs
     /// (read_only.F11).
     pub fn stop(&mut self, why: Error) {

@@ -35,12 +35,18 @@ impl State {
     }
 
     /// Puts the records of failed groups back at the front of the queue. Frees the segments that
-    /// the groups opened.
-    pub fn requeue(&mut self, group: &mut Group) {
+    /// the groups opened. `at`: the log stays in this segment and continues at this offset.
+    pub fn requeue(&mut self, group: &mut Group, at: Option<(u32, u32)>) {
         for segment in std::mem::take(&mut group.opened) {
             self.space.give_back_log(segment);
         }
-        self.space.log_head(self.layout.segment_bytes());
+        match at {
+            Some((segment, offset)) => {
+                let head = offset.max(self.layout.first_record());
+                self.space.return_to_log(segment, u64::from(head));
+            }
+            None => self.space.log_head(self.layout.segment_bytes()),
+        }
         for record in &mut group.records {
             if record.grant.log() == 0 {
                 // The record was admitted before. If it were refused now, no later record could
