@@ -6,7 +6,6 @@
 use crate::tests::setup::Setup;
 use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sim_world::SimWorld;
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
@@ -15,7 +14,7 @@ use forebay_sim::SimDisk;
 use forebay_testkit::fs_check::{Times, Tree};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, RenameFlags,
-    Seek, SetAttr, SetXattr, Timestamp, XattrName,
+    Seek, SetXattr, Timestamp, XattrName,
 };
 use std::sync::Arc;
 
@@ -215,42 +214,6 @@ fn q11_unused_inode_numbers_are_stale() {
         let failed = volume.link(gone, Ino::ROOT, name("kept")).await.unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Stale);
         assert_eq!(volume.digest().await.unwrap(), before, "Q11");
-    });
-    disk.world().stop();
-}
-
-/// The story: unpacking an archive made four records for each file, for its name, its owner, its
-/// times and its permissions. Each took a header, a sum and a block of the device. Changes of names
-/// share records now, up to a size.
-#[test]
-fn changes_of_names_share_records_up_to_a_size() {
-    let setup = setup(8);
-    let disk = setup.blank();
-    let state = disk.world().run(async {
-        let volume = open(&setup, &disk).await;
-        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
-        for n in 0..100 {
-            let made = volume.mknod(Ino::ROOT, name(&format!("f{n}")), &FILE).await.unwrap();
-            volume.setattr(made.ino, &set).await.unwrap();
-        }
-        {
-            let state = volume.0.state.lock();
-            let bytes: Vec<usize> = state.queue().iter().map(|record| record.body.len()).collect();
-            assert!((2..20).contains(&bytes.len()), "{} records", bytes.len());
-            assert!(bytes.iter().all(|bytes| *bytes <= 4096), "changes of each record: {bytes:?}");
-        }
-        volume.syncfs().await.unwrap();
-        disk.cut_state(1)
-    });
-    disk.world().stop();
-    let disk = state.mount(SimWorld::new(2));
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await;
-        for n in 0..100 {
-            let found = volume.lookup(Ino::ROOT, name(&format!("f{n}"))).await.unwrap();
-            assert_eq!(found.perm, 0o600, "f{n} after a power loss");
-        }
-        volume.close().await.unwrap();
     });
     disk.world().stop();
 }

@@ -25,11 +25,6 @@ const CHANGE_BYTES: u64 = 600;
 /// The most bytes that a change without variable parts takes in a record.
 const CHANGE_BYTES_MAX: usize = 320;
 
-/// Changes of names and attributes join a record without content up to this many bytes of changes.
-/// Each record takes a header and a sum, and is padded to a block of the device. A limit, because
-/// the queue is bounded by its number of records.
-const NAMES_BYTES_MAX: usize = 4096;
-
 /// Content that a record carries in addition to its changes.
 #[derive(Default)]
 pub(crate) struct Content {
@@ -131,7 +126,7 @@ impl State {
             self.space.note_recorded();
         }
         let Content { payload, runs, mut joins, .. } = content;
-        if payload.is_none() && runs.is_empty() && self.takes_names(body.len()) {
+        if payload.is_none() && runs.is_empty() && self.ends_in_content() {
             joins = self.joins(changes, 0);
         }
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
@@ -148,12 +143,10 @@ impl State {
         self.queue.can_join(&self.layout, body_bytes, payload_bytes)
     }
 
-    /// Whether changes of names and attributes join the last queued record: if it has content,
-    /// because the contents of two files could not share a record otherwise, or if it is short.
-    fn takes_names(&self, body_bytes: usize) -> bool {
-        self.queue.last().is_some_and(|last| {
-            !last.payloads.is_empty() || last.body.len() + body_bytes <= NAMES_BYTES_MAX
-        })
+    /// Whether the last queued record has content. Changes of names between the contents of two
+    /// files join it, too. Otherwise these contents could not share a record.
+    fn ends_in_content(&self) -> bool {
+        self.queue.last().is_some_and(|last| !last.payloads.is_empty())
     }
 
     /// Refuses changes of which one needs an inode that is neither in memory nor made by an earlier
