@@ -138,9 +138,10 @@ impl State {
     /// What must be in memory before these changes are applied, and is missing. Directory entries
     /// are not needed.
     pub fn missing(&self, changes: &[Change<'_>]) -> Option<Want> {
-        let inodes = changes.iter().flat_map(needed).filter(|ino| *ino != 0);
-        inodes.filter(|ino| !creates(changes, *ino)).find_map(|ino| match self.look(ino) {
-            Err(Stop::Missing(want)) => Some(want),
+        let mut inodes = changes.iter().flat_map(needed).filter(|ino| *ino != 0);
+        // A record may have many changes, so they are searched only for what is missing.
+        inodes.find_map(|ino| match self.look(ino) {
+            Err(Stop::Missing(want)) if !creates(changes, ino) => Some(want),
             _ => None,
         })
     }
