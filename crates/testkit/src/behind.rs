@@ -14,6 +14,8 @@ pub trait Before: Send + Sync + 'static {
     fn at_once(&self) -> bool {
         true
     }
+    /// The flags of a read or a write.
+    fn flags(&self, _flags: IoFlags) {}
     /// Before a read.
     fn read(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
@@ -61,6 +63,7 @@ impl<B: Before> Export for Behind<B> {
         self.export.info()
     }
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
+        self.before.flags(flags);
         self.before.at_once().then(|| self.export.try_read(offset, dst, flags))?
     }
     fn read(
@@ -69,6 +72,7 @@ impl<B: Before> Export for Behind<B> {
         buf: AlignedBuf,
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult> {
+        self.before.flags(flags);
         let before = self.before.read();
         Box::pin(async move {
             before.await;
@@ -76,6 +80,7 @@ impl<B: Before> Export for Behind<B> {
         })
     }
     fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
+        self.before.flags(flags);
         self.before.at_once().then(|| self.export.try_write(offset, src, flags))?
     }
     fn write(
@@ -84,6 +89,7 @@ impl<B: Before> Export for Behind<B> {
         buf: AlignedBuf,
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult> {
+        self.before.flags(flags);
         let before = self.before.write();
         Box::pin(async move {
             before.await;

@@ -3,8 +3,9 @@
 //! No locks.
 
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_testkit::behind::{Before, Behind};
 use forebay_testkit::mem_export::MemExport;
 use forebay_vfs::disk::{Disk, NAME};
 use forebay_vfs::*;
@@ -35,76 +36,12 @@ fn changes_of_names_are_refused() {
     assert_eq!(size, 1 << 20);
 }
 
-/// An export that notes the flags of reads and writes.
-struct NotedExport(Arc<MemExport>, Arc<Mutex<Vec<IoFlags>>>);
+/// Notes the flags of reads and writes.
+struct Noted(Arc<Mutex<Vec<IoFlags>>>);
 
-impl Export for NotedExport {
-    fn info(&self) -> ExportInfo {
-        self.0.info()
-    }
-
-    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
-        self.1.lock().unwrap().push(flags);
-        self.0.try_read(offset, dst, flags)
-    }
-
-    fn read(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.1.lock().unwrap().push(flags);
-        self.0.clone().read(offset, buf, flags)
-    }
-
-    fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
-        self.1.lock().unwrap().push(flags);
-        self.0.try_write(offset, src, flags)
-    }
-
-    fn write(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.1.lock().unwrap().push(flags);
-        self.0.clone().write(offset, buf, flags)
-    }
-
-    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().flush()
-    }
-
-    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().trim(offset, len, fua)
-    }
-
-    fn zero(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        mode: ZeroMode,
-    ) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().zero(offset, len, mode)
-    }
-
-    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().prefetch(offset, len)
-    }
-
-    fn extents(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        self.0.clone().extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.0.attach_thread()
+impl Before for Noted {
+    fn flags(&self, flags: IoFlags) {
+        self.0.lock().unwrap().push(flags);
     }
 }
 
@@ -113,8 +50,8 @@ const SIZE: u64 = 1 << 20;
 /// The open file of an export, the flags that the export gets, and the size that the file has.
 fn opened() -> (OpenFileRef, Arc<Mutex<Vec<IoFlags>>>, impl Fn() -> u64) {
     let flags = Arc::default();
-    let export = NotedExport(Arc::new(MemExport::new(SIZE)), Arc::clone(&flags));
-    let fs = Disk::new(Arc::new(export), Timestamp::new(1, 0));
+    let export = Behind::new(Arc::new(MemExport::new(SIZE)), Noted(Arc::clone(&flags)));
+    let fs = Disk::new(export, Timestamp::new(1, 0));
     let name = Name::new(NAME.as_bytes()).unwrap();
     let ino = block_on(fs.lookup(Ino::ROOT, name)).unwrap().ino;
     let file = block_on(fs.open(ino, OpenFlags::READ | OpenFlags::WRITE)).unwrap();
