@@ -17,7 +17,7 @@
 use super::{Checkpoints, How};
 use crate::device::slots::{self, Copies};
 use crate::format::superblock::{STATE_CLEAN, Superblock};
-use forebay_base::Result;
+use forebay_base::{Error, ErrorKind, Result};
 
 impl Checkpoints {
     /// Makes a checkpoint, and frees the segments that died with it.
@@ -51,6 +51,12 @@ impl Checkpoints {
         Ok(())
     }
 
+    /// For an opening that could not read some slot. It may have a state that is newer than the
+    /// newest that was read, and name nodes that seem to be free (nodes.N16).
+    pub(crate) fn doubt_slots(&self) {
+        self.turn.lock().names_failed = true;
+    }
+
     /// If a slot may name the nodes of a failed checkpoint, writes the newest durable state to both
     /// slots of that number, or under a higher number as well. Then no slot that counts names these
     /// nodes, and they are free (nodes.N16).
@@ -62,7 +68,7 @@ impl Checkpoints {
     /// Writes a state of the superblock, and makes it durable (checkpoint.H12, checkpoint.H13). If
     /// only one of its two slots can be written, the next two slots get it under the next number
     /// (H17, slots.U14), and `superblock` becomes that state. If that fails as well, the state
-    /// remains in one slot.
+    /// remains in one slot. That is an error if the other slot has or may have another state.
     pub(crate) async fn write_slots(
         &self,
         superblock: &mut Superblock,
@@ -73,14 +79,19 @@ impl Checkpoints {
             return Ok(copies);
         }
         let again = Superblock { checkpoint: superblock.checkpoint + 1, ..superblock.clone() };
-        match self.write_state(&again, failures).await {
-            Ok(_) => {
+        let is_doubtful = copies == Copies::Contested || self.turn.lock().names_failed;
+        let enough = if is_doubtful { Copies::Two } else { Copies::One };
+        let written = self.write_state(&again, failures).await.and_then(|copies| {
+            let why = || Error::new(ErrorKind::Io, "write", "a slot keeps another state");
+            if copies >= enough { Ok(()) } else { Err(why()) }
+        });
+        match written {
+            Ok(()) => {
                 *superblock = again;
                 Ok(Copies::Two)
             }
-            // The other slot may have the state of the failed checkpoint, and count again when it
-            // can be read (nodes.N16).
-            Err(error) if self.turn.lock().names_failed => Err(error),
+            // The other slot may count instead, also when it can be read again (nodes.N16).
+            Err(error) if is_doubtful => Err(error),
             Err(error) => {
                 let (name, number) = (self.device.name(), superblock.checkpoint);
                 log::warn!("{name}: only one slot has state {number} of the superblock: {error}");

@@ -6,7 +6,8 @@
 //! another volume do not count if there is a valid slot at the start. A device that was shrunk, got
 //! another volume and was grown still has slots of the old volume at its end. U14 if only one of
 //! its slots can be written, a state is written again under the next number, so that two slots have
-//! it whichever slot is bad. The slot that cannot be written has no state of the same number.
+//! it whichever slot is bad. If the slot that cannot be written has a different state of the same
+//! number, both of the next number have to be written.
 //! device.slots.R1 nothing is written to a volume while unreadable slots may contain the newest
 //! state: both slots of a state, or one of each of the two following states. They may become
 //! readable later, and refer to data that was overwritten since.
@@ -78,13 +79,18 @@ pub(crate) async fn read_newest_to_read(
     Ok((newest, older, hidden))
 }
 
-/// As [`read_newest`], for a volume that is about to be written. Fails with the device's error if a
-/// newer state may be unreadable (device.slots.R1).
+/// As [`read_newest`], for a volume that is about to be written, and whether any slot could not be
+/// read. Fails with the device's error if a newer state may be unreadable (device.slots.R1).
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
-) -> Result<(Superblock, Option<Superblock>)> {
-    let (newest, older, hidden) = read_newest_to_read(device).await?;
-    hidden.map_or(Ok((newest, older)), Err)
+) -> Result<(Superblock, Option<Superblock>, bool)> {
+    let found = read_all(device).await?;
+    if let Some(hidden) = found.hidden() {
+        return Err(hidden);
+    }
+    let is_one_unreadable = !found.unreadable.is_empty();
+    let (newest, older) = found.newest();
+    Ok((newest, older, is_one_unreadable))
 }
 
 /// The newest state after skipping `passed_over` newer ones, whose trees or logs are damaged.
@@ -209,8 +215,10 @@ async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> 
 }
 
 /// Number of slots that have a state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Copies {
+    /// One, and the other one has a different state of the same number, which could count.
+    Contested,
     One,
     Two,
 }
@@ -222,7 +230,7 @@ impl Copies {
     pub fn for_a_life(self) -> Result<()> {
         let text = "only one slot of the superblock takes the state of this opening";
         match self {
-            Self::One => Err(Error::new(ErrorKind::Io, "open", text)),
+            Self::Contested | Self::One => Err(Error::new(ErrorKind::Io, "open", text)),
             Self::Two => Ok(()),
         }
     }
@@ -249,14 +257,13 @@ pub(crate) async fn write_either(
     let Some((slot, offset, error)) = failed.pop() else { return Ok(Copies::Two) };
     let there = read_at(device, offset, SLOT_BYTES).await;
     let there = there.and_then(|bytes| Superblock::decode(&bytes, slot)).ok();
-    // Of two different states with the same number the wrong one could count.
-    let other = there.is_some_and(|there| {
+    let is_contested = there.is_some_and(|there| {
         let ours = Superblock { slot, ..superblock.clone() };
         there.checkpoint == superblock.checkpoint && there != ours
     });
-    if other || !failed.is_empty() {
+    if !failed.is_empty() {
         return Err(error);
     }
     log::warn!("slot {slot} of the superblock cannot be written: {error}");
-    Ok(Copies::One)
+    Ok(if is_contested { Copies::Contested } else { Copies::One })
 }

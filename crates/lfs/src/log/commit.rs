@@ -280,6 +280,7 @@ impl Committer<'_> {
     /// Writes a group again whose write failed. If the device refuses it again and again, and takes
     /// writes elsewhere in between, the place is bad (log.L17).
     async fn repeat_write(&self, laid: &mut LaidOut, here: bool, hold: Hold) -> Written {
+        laid.is_bad_place = false;
         for _ in 1..PLACE_TRIES {
             let done = self.write_records(laid, here, hold.clone()).await;
             if !is_refused(&done) || !self.repair.takes_writes(&hold).await {
@@ -483,13 +484,13 @@ fn last_ticket(group: &Group) -> u64 {
     group.records.last().map_or(0, |record| record.ticket)
 }
 
-/// Records that a group is durable (log.L3).
 /// A flush that succeeded has covered the runs of the group (K13).
 fn note_flushed(group: &mut Group) {
     let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
     runs.for_each(|run| run.is_flushed = true);
 }
 
+/// Records that a group is durable (log.L3).
 fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);

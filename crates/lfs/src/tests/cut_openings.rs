@@ -151,4 +151,5 @@ fn o16_opening_works_however_often_earlier_ones_were_cut() {
         }
     }
     assert!(refused.is_empty(), "O16: of {cuts} cuts: {refused:?}");
+    assert!(cuts >= 500, "only {cuts} cuts");
 }

@@ -16,8 +16,9 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
-use forebay_sim::{Fault, FaultRule};
+use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{FileSystem, Ino, OpenFileRef, Privileges, SetAttr};
+use std::ops::Range;
 
 const BLOCK: usize = 4096;
 
@@ -267,6 +268,25 @@ fn h15_usage_table_counts_its_own_nodes() {
     assert_eq!(report.findings, [], "H15");
 }
 
+/// The bytes of a slot that has states of this number. `half`: at the start or the end of the disk.
+fn slot_of(disk: &SimDisk, number: u64, half: u64) -> Range<u64> {
+    let of_half = u64::from(SLOTS) / 2;
+    let at = slot_offsets(disk.config().size)[(half * of_half + number % of_half) as usize];
+    at..at + SLOT_BYTES as u64
+}
+
+/// Writes that change nothing.
+fn refused() -> FaultRule {
+    FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky()
+}
+
+async fn change_all(volume: &Volume, inos: &[Ino]) {
+    for ino in inos {
+        let set = SetAttr { perm: Some(0o611), ..SetAttr::default() };
+        volume.setattr(*ino, &set).await.unwrap();
+    }
+}
+
 /// nodes.N16. The story: a failed checkpoint had its state in both of its slots. The state that was
 /// to replace it got into one of them, the other could be neither written nor read, and the slots
 /// of the next number took no write. The nodes of the failed checkpoint became free and were
@@ -282,30 +302,88 @@ fn n16_nodes_that_an_unreadable_slot_names_are_not_overwritten() {
             write(&file, 0, &[1; BLOCK]).await.unwrap();
             file.sync(true).await.unwrap();
             let number = volume.0.checkpoints.number() + 1;
-            let slot = |number: u64, half: u64| {
-                let of_half = u64::from(SLOTS) / 2;
-                let at =
-                    slot_offsets(disk.config().size)[(half * of_half + number % of_half) as usize];
-                at..at + SLOT_BYTES as u64
-            };
+            let slot = |number, half| slot_of(&disk, number, half);
             // The mark, the nodes, the slots.
             disk.inject(failing(BioOp::Flush).nth(3));
             assert!(volume.checkpoint().await.is_err(), "both slots have its state");
             let unreadable = slot(number, half);
-            // A write that changes nothing.
-            let refused = FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky();
-            disk.inject(refused.clone().within(unreadable.clone()));
+            disk.inject(refused().within(unreadable.clone()));
             disk.inject(failing(BioOp::Read).within(unreadable).sticky());
             for half in [0, 1] {
-                disk.inject(refused.clone().within(slot(number + 1, half)));
+                disk.inject(refused().within(slot(number + 1, half)));
             }
-            for ino in &inos {
-                let set = SetAttr { perm: Some(0o611), ..SetAttr::default() };
-                volume.setattr(*ino, &set).await.unwrap();
-            }
+            change_all(&volume, &inos).await;
             for _ in 0..3 {
                 let _failed = volume.checkpoint().await;
             }
+        });
+        disk.world().stop();
+        let cut = disk.power_cut(1);
+        cut.heal();
+        assert_eq!(found(&setup, &cut, "f"), [1; BLOCK], "{half}");
+    }
+}
+
+/// nodes.N16. The story: only one slot had the newest state, and the next opening could not read
+/// it. That opening wrote the nodes of its first checkpoint over those of the newest state, and was
+/// cut. Then the slot could be read again, and counted.
+#[test]
+fn n16_opening_that_cannot_read_a_slot_overwrites_no_nodes() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let number = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (file, inos) = with_files(&volume).await;
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+        let number = volume.0.checkpoints.number() + 1;
+        for (number, half) in [(number, 0), (number + 1, 0), (number + 1, 1)] {
+            disk.inject(refused().within(slot_of(&disk, number, half)));
+        }
+        change_all(&volume, &inos).await;
+        volume.checkpoint().await.expect("one slot has it");
+        number
+    });
+    disk.world().stop();
+    let disk = disk.power_cut(1);
+    disk.heal();
+    let mut cuts = 0;
+    for n in 1..100 {
+        let next = disk.in_world(SimWorld::new(7));
+        next.inject(failing(BioOp::Read).within(slot_of(&next, number, 1)).sticky());
+        next.inject(failing(BioOp::Write).nth(n).sticky());
+        let opened = next.world().run(async { open(&setup, &next).await.map(drop) });
+        next.world().stop();
+        if opened.is_ok() {
+            break;
+        }
+        let cut = next.power_cut(n);
+        cut.heal();
+        assert_eq!(found(&setup, &cut, "f"), [1; BLOCK], "cut at write {n}");
+        cuts += 1;
+    }
+    assert!((6..99).contains(&cuts), "{cuts} cuts");
+}
+
+/// slots.U14, nodes.N16. The story: a failed checkpoint was in both of its slots, and one of them
+/// took no write from then on. The state that was to replace it had its number, and was refused
+/// because of the other one. So no checkpoint succeeded until the volume was opened again.
+#[test]
+fn n16_slot_that_keeps_failed_state_holds_up_no_checkpoint() {
+    for half in [0, 1] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (file, inos) = with_files(&volume).await;
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            file.sync(true).await.unwrap();
+            let number = volume.0.checkpoints.number() + 1;
+            disk.inject(failing(BioOp::Flush).nth(3));
+            assert!(volume.checkpoint().await.is_err(), "both slots have its state");
+            disk.inject(refused().within(slot_of(&disk, number, half)));
+            change_all(&volume, &inos).await;
+            volume.checkpoint().await.expect("a higher number");
         });
         disk.world().stop();
         let cut = disk.power_cut(1);

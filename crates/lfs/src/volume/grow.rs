@@ -33,7 +33,7 @@ fn invalid<T>(text: String) -> Result<T> {
 /// `InvalidInput` if the size does not add a segment, or adds more segments than a volume can have
 /// or than the next opening accepts.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
-    let (old, _) = slots::read_newest_to_write(device).await?;
+    let (old, ..) = slots::read_newest_to_write(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
         return Err(Error::new(ErrorKind::ReadOnly, "grow", why));
     }
