@@ -111,16 +111,20 @@ impl Drop for Held {
     }
 }
 
-/// Buffers of finished requests for reuse: a new buffer has to be allocated and zeroed.
+/// A shorter buffer costs little to allocate, and is not kept.
+const SPARE_MIN: usize = 16 << 10;
+
+/// Buffers of finished requests for reuse: a new buffer is mapped, zeroed, and unmapped later.
 pub(crate) struct Spares {
+    /// The last one was returned last.
     bufs: Mutex<Vec<AlignedBuf>>,
-    max: usize,
+    max_bytes: usize,
 }
 
 impl Spares {
-    /// Keeps up to `max` buffers.
-    pub fn new(max: usize) -> Self {
-        Self { bufs: Mutex::default(), max }
+    /// Keeps buffers of up to `max_bytes` bytes in all.
+    pub fn new(max_bytes: usize) -> Self {
+        Self { bufs: Mutex::default(), max_bytes }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<AlignedBuf>> {
@@ -129,21 +133,25 @@ impl Spares {
 
     /// A buffer of `len` bytes, at most [`PAYLOAD_MAX`], with arbitrary content.
     pub fn take(&self, len: usize) -> AlignedBuf {
-        let spare = match len == PAYLOAD_MAX {
-            true => self.lock().pop(),
-            false => None,
+        let len = len.min(PAYLOAD_MAX);
+        let spare = || {
+            let mut bufs = self.lock();
+            bufs.iter().rposition(|buf| buf.len() == len).map(|at| bufs.remove(at))
         };
-        spare.unwrap_or_else(|| AlignedBuf::new(len.min(PAYLOAD_MAX)))
+        let spare = if len < SPARE_MIN { None } else { spare() };
+        spare.unwrap_or_else(|| AlignedBuf::new(len))
     }
 
-    /// Returns a buffer for reuse.
+    /// Returns a buffer for reuse. It replaces those that were returned before all others.
     pub fn give(&self, buf: AlignedBuf) {
-        if buf.len() != PAYLOAD_MAX {
+        if buf.len() < SPARE_MIN || buf.len() > self.max_bytes {
             return;
         }
         let mut bufs = self.lock();
-        if bufs.len() < self.max {
-            bufs.push(buf);
+        bufs.push(buf);
+        let mut bytes: usize = bufs.iter().map(|buf| buf.len()).sum();
+        while bytes > self.max_bytes {
+            bytes -= bufs.remove(0).len();
         }
     }
 }
@@ -152,18 +160,34 @@ impl Spares {
 mod tests {
     use super::*;
 
-    /// Only buffers of full size are kept, and no more than the maximum.
+    /// The story: only buffers of 1 MiB were used again. Each read-ahead of the kernel, of 128 KiB,
+    /// mapped, zeroed and unmapped one.
     #[test]
-    fn spare_buffers_are_few_and_whole() {
-        let spares = Spares::new(1);
-        let (mut first, second) = (spares.take(PAYLOAD_MAX), spares.take(PAYLOAD_MAX));
-        first[0] = 7;
-        spares.give(spares.take(4096));
+    fn buffers_of_any_length_are_used_again() {
+        let spares = Spares::new(PAYLOAD_MAX);
+        let returned = |len: usize, first: u8| {
+            let mut buf = AlignedBuf::new(len);
+            buf[0] = first;
+            spares.give(buf);
+        };
+        returned(128 << 10, 7);
+        returned(64 << 10, 8);
+        assert_eq!(spares.take(128 << 10)[0], 7);
+        assert_eq!(spares.take(64 << 10)[0], 8);
+        assert_eq!(spares.take(64 << 10)[0], 0, "each is given out once");
+    }
+
+    /// Buffers of at most so many bytes are kept, and no short ones.
+    #[test]
+    fn spare_buffers_are_bounded() {
+        let spares = Spares::new(PAYLOAD_MAX);
+        spares.give(AlignedBuf::new(4096));
         assert!(spares.lock().is_empty());
-        spares.give(first);
-        spares.give(second);
-        assert_eq!(spares.lock().len(), 1);
-        assert_eq!(spares.take(PAYLOAD_MAX)[0], 7, "the same again");
+        for len in [64 << 10, PAYLOAD_MAX, 64 << 10, 128 << 10] {
+            spares.give(AlignedBuf::new(len));
+        }
+        let lens: Vec<usize> = spares.lock().iter().map(|buf| buf.len()).collect();
+        assert_eq!(lens, [64 << 10, 128 << 10]);
         assert_eq!(spares.take(5 * PAYLOAD_MAX).len(), PAYLOAD_MAX);
     }
 
