@@ -125,6 +125,17 @@ macro_rules! delegate_file_system {
         $crate::delegate_file_system!(@@ $to
             open(ino: $crate::Ino, flags: $crate::OpenFlags) -> $crate::OpenFileRef);
     };
+    (@ open_with_xattr $to:tt) => {
+        $crate::delegate_file_system!(@@ $to open_with_xattr(
+            ino: $crate::Ino, flags: $crate::OpenFlags, name: $crate::XattrName<'a>
+        ) -> $crate::Opened);
+    };
+    (@ create_with_xattr $to:tt) => {
+        $crate::delegate_file_system!(@@ $to create_with_xattr(
+            dir: $crate::Ino, name: $crate::Name<'a>, new: &'a $crate::NewInode,
+            flags: $crate::OpenFlags, xattr: $crate::XattrName<'a>
+        ) -> $crate::Opened);
+    };
     (@ syncfs $to:tt) => { $crate::delegate_file_system!(@@ $to syncfs() -> ()); };
     (@ getattr_listed [$($to:tt)+]) => {
         fn getattr_listed<'a>(

@@ -79,7 +79,10 @@ impl Mounted {
 
     /// Sends a request on the root directory; returns its errno.
     fn ask(&self, code: u32, uid: u32, args: &[u8]) -> i32 {
-        let message = message(code, uid, args);
+        self.send(message(code, uid, args))
+    }
+
+    fn send(&self, message: Vec<u8>) -> i32 {
         match block_on(self.core.clone().serve(Work::Other(message))).answer {
             Answer::Errno(errno) => errno,
             _ => 0,
@@ -248,7 +251,7 @@ impl FileSystem for Counting {
         [counted()]
         statfs lookup parent getattr getattr_listed setattr create mknod mkdir symlink link unlink
         rmdir rename remove_keeping rename_keeping readlink readdir getxattr setxattr listxattr
-        removexattr open syncfs
+        removexattr open open_with_xattr create_with_xattr syncfs
     );
 }
 
@@ -286,5 +289,25 @@ fn removal_enters_the_file_system_once() {
         assert_eq!(block_on(fs.getattr(ino)).map(|attr| attr.nlink).ok(), Some(0), "it is kept");
         all.core.inodes.forgot(ino, 1);
         assert!(block_on(fs.getattr(ino)).is_err(), "until the kernel has forgotten it");
+    }
+}
+
+/// The story: to create or open a file the daemon also asked for its attributes and its policy:
+/// three calls, each with a hold of the volume's lock.
+#[test]
+fn creating_and_opening_enter_the_file_system_once() {
+    let fs = Arc::new(Counting::default());
+    let all = Mounted::of(fs.clone());
+    let file = all.put("f", FileKind::File, USER);
+    all.core.inodes.told(file);
+    // Flags of open(2), mode, umask, flags of FUSE.
+    let mut create = [2u32, 0o100644, 0o22, 0].map(u32::to_le_bytes).concat();
+    create.extend_from_slice(b"new\0");
+    let mut open = message(opcode::OPEN, USER, &[0; 8]);
+    open[16..24].copy_from_slice(&file.0.to_le_bytes());
+    for (what, message) in [("CREATE", message(opcode::CREATE, USER, &create)), ("OPEN", open)] {
+        let before = fs.calls.load(Ordering::Relaxed);
+        assert_eq!(all.send(message), 0, "{what}");
+        assert_eq!(fs.calls.load(Ordering::Relaxed) - before, 1, "{what}");
     }
 }
