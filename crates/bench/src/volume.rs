@@ -2,7 +2,7 @@
 //! and with the host's own file system.
 //!
 //! Reading order: [`places`] (the file systems that are compared), `overwrite` (a load), then the
-//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`, `scale`.
+//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `hit`, `names`, `open`, `full`, `scale`.
 //!
 //! Invariants: W1 all variants make the same calls on files of the same size in images of the same
 //! size. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
@@ -10,6 +10,7 @@
 
 mod flush;
 mod full;
+mod hit;
 mod names;
 mod open;
 pub mod overwrite;
@@ -28,11 +29,12 @@ use crate::harness::options::{Options, Part, names_of, run_parts};
 use crate::report::model::Report;
 use forebay_base::Result;
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("sync", sync::run),
     ("random", random::run),
     ("seq", seq::run),
     ("sustained", sustained::run),
+    ("hit", hit::run),
     ("names", names::run),
     ("open", open::run),
     ("full", full::run),

@@ -10,12 +10,13 @@ use crate::harness::meter::{looking, resident_bytes};
 use crate::harness::options::Options;
 use crate::report::lack::not_started;
 use crate::report::model::{Good, Report};
-use crate::rivals::mounted::{Mounted, Mounting};
+use crate::rivals::mounted::{Mounted, Mounting, forebay};
 use crate::rivals::volume::{OurVolume, VolumeSpec};
 use forebay_base::task::block_on;
 use forebay_base::units::{GIB, KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
+use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let given = options.size.filter(|_| options.part.as_deref() == Some("many"));
     let count = given.unwrap_or(default);
     let image = count * 4 * KIB + if options.quick { 256 * MIB } else { 4 * GIB };
-    let mounted = Mounted::new(&options.dir, "many", Mounting::new(image, CACHE, &options.aio))?;
+    let mut how = Mounting::new(image, CACHE, &options.aio);
+    if options.quick {
+        // The default exceeds the number of files, and would never take effect.
+        how = how.with("inodes=16384");
+    }
+    let mounted = Mounted::new(&options.dir, "many", how)?;
     let start = Instant::now();
     mounted.unmounted(|store| make(store, (image, count), &options.aio))?;
     report.row("mount", "mount_many_make_seconds", "s", &[start.elapsed().as_secs_f64()]);
@@ -56,6 +62,9 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let memory = format!("mount_many_{name}_daemon_memory");
         report.row("mount", &memory, "MiB", &[peak as f64 / MIB as f64]);
         most = most.max(peak);
+        if name == "walk" {
+            report.row("mount", "mount_many_inodes_known", "1", &[inodes_known(&root)?]);
+        }
     }
     if mounted.pid()? != pid {
         return Err(Error::new(ErrorKind::Io, "many", "another process serves the mount"));
@@ -69,6 +78,15 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         CACHE / MIB
     ));
     Ok(())
+}
+
+/// Inodes that the daemon keeps for the kernel, which `inodes=` bounds.
+fn inodes_known(root: &Path) -> Result<f64> {
+    let said = forebay(&["stat".as_ref(), "--json".as_ref(), root.as_os_str()])?;
+    let said: Value = serde_json::from_str(&said)
+        .map_err(|e| Error::new(ErrorKind::Io, "stat", e.to_string()).with_path(root))?;
+    let known = said["mount"]["inodes_known"].as_f64();
+    known.ok_or_else(|| Error::new(ErrorKind::Io, "stat", "no number of inodes").with_path(root))
 }
 
 fn directory(root: &Path, dir: u64) -> PathBuf {

@@ -25,13 +25,14 @@ const EACH: u64 = 10_000;
 /// Size of a file, bytes.
 const SIZE: usize = 4096;
 
-/// A step, its bar against XFS, and that against the empty server.
-const STEPS: [(&str, f64, f64); 5] = [
-    ("create", 0.35, 0.7),
-    ("stat", 0.4, 0.9),
-    ("ls", 1.0, 0.8),
-    ("read", 0.8, 0.7),
-    ("remove", 0.6, 0.9),
+/// A step, the rival of its bar, and the bar. What the empty server does with names is the most that
+/// any file system in a process can do. Content comes from the disk, of which it has none.
+const STEPS: [(&str, &str, f64); 5] = [
+    ("create", "empty", 0.7),
+    ("stat", "empty", 0.9),
+    ("ls", "empty", 0.8),
+    ("read", "xfs", 0.8),
+    ("remove", "empty", 0.9),
 ];
 
 /// Seconds by variant and step, one value per round.
@@ -182,11 +183,15 @@ fn tell(report: &mut Report, times: &Times, count: u64) {
         let pairs = of(ours).iter().zip(of(rival)).map(|(a, b)| b / a.max(1e-9));
         median(&pairs.collect::<Vec<_>>())
     };
-    for (step, bar, bar_empty) in STEPS {
-        let name = |rival: &str| format!("mount_{step}_vs_{rival}");
+    for (step, judged, bar) in STEPS {
         let of = |rival| ratio("mount", step, rival);
-        report.ratio_with_bar(&name("xfs"), of("xfs-on-loop"), Good::AtLeast, bar);
-        report.ratio_with_bar(&name("empty"), of("empty-fuse"), Good::AtLeast, bar_empty);
+        for (rival, short) in [("xfs-on-loop", "xfs"), ("empty-fuse", "empty")] {
+            let name = format!("mount_{step}_vs_{short}");
+            match short == judged {
+                true => report.ratio_with_bar(&name, of(rival), Good::AtLeast, bar),
+                false => report.ratio(&name, of(rival)),
+            }
+        }
         let allows = ratio("empty-fuse", step, "xfs-on-loop");
         report.ratio(&format!("empty_{step}_vs_xfs"), allows);
         for (variant, rival) in RIVALS {

@@ -275,6 +275,7 @@ fn volume_reports_every_row_and_ratio() {
             ("volume", "open_after_clean_stop"),
             ("volume", "recovery_per_gib"),
             ("volume", "full_filled"),
+            ("volume", "hit_read_two_rate"),
         ],
     );
     check_scale(&json);
@@ -298,6 +299,8 @@ fn volume_reports_every_row_and_ratio() {
         "full_rounds_done",
         "sustained_refused",
         "touched_again_missed_share",
+        "hit_read_vs_raw",
+        "hit_read_two_vs_raw",
         "full_space_missing_percent",
     ];
     let mut all = true;
@@ -343,19 +346,12 @@ fn check_sustained(json: &Value) {
 
 /// The rows of each volume, and its ratios to the smallest one.
 fn check_scale(json: &Value) {
-    let metrics = [
-        "scale_write_cpu",
-        "scale_sync_cpu",
-        "scale_clean_cpu_per_byte",
-        "scale_clean_moved",
-        "scale_nodes_per_changed_leaf",
-        "scale_memory",
-        "scale_tree",
-        "scale_open",
-        "scale_build_cpu",
-    ];
+    let metrics = "write_cpu sync_cpu clean_cpu_per_byte clean_moved nodes_per_changed_leaf memory \
+                   tree open build_cpu";
     for variant in ["volume-1e3", "volume-1e4"] {
-        metrics.iter().for_each(|metric| check_rows(json, &[(variant, metric)]));
+        for metric in metrics.split_whitespace() {
+            check_rows(json, &[(variant, &format!("scale_{metric}"))]);
+        }
     }
     let per_leaf = check::row(json, "volume-1e4", "scale_nodes_per_changed_leaf");
     assert!((1.0..4.0).contains(&per_leaf), "{per_leaf} nodes for each changed leaf");
@@ -594,6 +590,8 @@ fn mount_reports_every_row_and_ratio() {
         assert_eq!(value(&format!("mount_hot_set_evicted_blocks_{way}")), 0.0, "{way}");
     }
     assert!(value("mount_many_memory_over_cache_mib") <= 64.0, "memory with many files");
+    let known = check::row(&json, "mount", "mount_many_inodes_known");
+    assert!(known <= 20_000.0, "{known} inodes, inodes=16384");
     check_synced(&json, "mount_write_amplification_synced", "mount", "mount_synced_write_rate");
     assert!((1.0..=1.2).contains(&value("mount_write_amplification_unsynced")));
     assert!((1.0..=1.5).contains(&value("mount_extents_per_request")));
