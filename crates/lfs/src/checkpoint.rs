@@ -312,7 +312,9 @@ impl Checkpoints {
             (plan, superblock)
         };
         let table = write_usage(&self.tree, &self.store, &plan.entries, &usage, number).await?;
-        if how != How::Fresh || !self.plant.has(Planted::UnflushedRecovery) {
+        let is_early = how == How::Fresh && self.plant.has(Planted::UnflushedRecovery)
+            || self.plant.has(Planted::SlotBeforeNodes);
+        if !is_early {
             self.flush_all().await?;
         }
         self.unfailed(failures)?;

@@ -113,11 +113,15 @@ pub enum Planted {
     NamedNodesFreed,
     /// The flush that began last counts as covering a write that completed after its begin.
     EarlierFlush,
+    /// The slots of a checkpoint are written before the flush that covers its nodes.
+    SlotBeforeNodes,
+    /// A checkpoint of a replay in parts takes the segments that the rest of the log names.
+    RestOverwritten,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 49] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -165,6 +169,8 @@ impl Planted {
         Self::GrantKept,
         Self::NamedNodesFreed,
         Self::EarlierFlush,
+        Self::SlotBeforeNodes,
+        Self::RestOverwritten,
     ];
 
     /// The name of the fault, for command lines.
@@ -217,6 +223,8 @@ impl Planted {
             Self::GrantKept => "grant-kept",
             Self::NamedNodesFreed => "named-nodes-freed",
             Self::EarlierFlush => "earlier-flush",
+            Self::SlotBeforeNodes => "slot-before-nodes",
+            Self::RestOverwritten => "rest-overwritten",
         }
     }
 
