@@ -97,8 +97,11 @@ struct Turn {
     late: Vec<u32>,
     /// Ticket of the mark with which the newest checkpoint ends; 0: it has none of this life.
     mark: u64,
-    /// A slot may name nodes of a failed checkpoint, which are held (nodes.N16).
-    names_failed: bool,
+    /// The highest number under which a slot may have a state that is not the newest durable one,
+    /// and names nodes that are held or seem to be free (nodes.N16); 0: none.
+    doubtful: u64,
+    /// The highest number under which a slot was written since the volume was opened.
+    attempted: u64,
 }
 
 impl Deref for Checkpoints {
@@ -131,8 +134,8 @@ impl Checkpoints {
     ) -> Self {
         let (discarded, late) = (0, Vec::new());
         let stats = CheckpointStats::default();
-        let (closing, mark, names_failed) = (None, 0, false);
-        let turn = Turn { stats, superblock, closing, discarded, late, mark, names_failed };
+        let (closing, mark, doubtful, attempted) = (None, 0, 0, 0);
+        let turn = Turn { stats, superblock, closing, discarded, late, mark, doubtful, attempted };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
         Self { files, turn, turns: TurnLock::new(), usage, usage_nodes }
     }

@@ -284,13 +284,13 @@ impl Volume {
         (replay, frees): (Replay, Frees),
         changes_peak: u64,
     ) -> Result<Recovered> {
-        let mut is_one_unreadable = false;
+        let mut doubtful = 0;
         let (superblock, older, hidden) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None, None),
             _ if options.read_only => slots::read_newest_to_read(device).await?,
             _ => {
-                let (newest, older, lacks) = slots::read_newest_to_write(device).await?;
-                is_one_unreadable = lacks;
+                let (newest, older, number) = slots::read_newest_to_write(device).await?;
+                doubtful = number;
                 (newest, older, None)
             }
         };
@@ -329,9 +329,7 @@ impl Volume {
         let is_clean = opened.is_clean;
         opened.found.changes_peak = opened.found.changes_peak.max(changes_peak);
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
-        if is_one_unreadable {
-            volume.0.checkpoints.doubt_slots();
-        }
+        volume.0.checkpoints.doubt_slots(doubtful);
         Ok(Recovered { volume, is_clean, first })
     }
 

@@ -31,7 +31,10 @@ impl Drop for Making<'_> {
             let mut state = self.checkpoints.state.lock();
             state.thaw(places, is_named);
         }
-        self.checkpoints.turn.lock().names_failed |= is_named;
+        if is_named {
+            let mut turn = self.checkpoints.turn.lock();
+            turn.doubtful = turn.doubtful.max(turn.attempted);
+        }
     }
 }
 

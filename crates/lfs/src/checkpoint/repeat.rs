@@ -7,16 +7,16 @@
 //! of the tree.
 //!
 //! Invariant: H17 the repetition refers to what its checkpoint refers to, so everything is flushed
-//! (checkpoint.H12). It follows its checkpoint in the same turn or in an opening, or it takes the
-//! number of a failed one, and replaces that state in its slots. So no slot names a node that it
-//! frees (nodes.N11).
+//! (checkpoint.H12). It follows its checkpoint in the same turn or in an opening. Or it takes the
+//! numbers of failed ones, and the next, until it counts before each slot that it has not replaced.
+//! So no slot that may count names a node that it frees (nodes.N11).
 //!
 //! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
 
 use super::{Checkpoints, How};
 use crate::device::slots::{self, Copies};
-use crate::format::superblock::{STATE_CLEAN, Superblock};
+use crate::format::superblock::{SLOTS, STATE_CLEAN, Superblock};
 use forebay_base::{Error, ErrorKind, Result};
 
 impl Checkpoints {
@@ -45,62 +45,66 @@ impl Checkpoints {
         let number = superblock.checkpoint;
         {
             let mut turn = self.turn.lock();
-            (turn.superblock, turn.names_failed) = (superblock, false);
+            (turn.superblock, turn.doubtful) = (superblock, 0);
         }
         self.state.lock().settle_repeated(number);
         Ok(())
     }
 
-    /// For an opening that could not read some slot. It may have a state that is newer than the
-    /// newest that was read, and name nodes that seem to be free (nodes.N16).
-    pub(crate) fn doubt_slots(&self) {
-        self.turn.lock().names_failed = true;
+    /// For an opening: a slot may have another state under this number, which may name nodes that
+    /// seem to be free (nodes.N16).
+    pub(crate) fn doubt_slots(&self, number: u64) {
+        self.turn.lock().doubtful = number;
     }
 
-    /// If a slot may name the nodes of a failed checkpoint, writes the newest durable state to both
-    /// slots of that number, or under a higher number as well. Then no slot that counts names these
-    /// nodes, and they are free (nodes.N16).
+    /// If a slot may name nodes that are held or seem to be free, writes the newest durable state
+    /// under numbers that count before that slot. Then these nodes are free (nodes.N16).
     pub(super) async fn free_named(&self) -> Result<()> {
-        let names_failed = self.turn.lock().names_failed;
-        if names_failed { self.repeat().await } else { Ok(()) }
+        let is_doubtful = self.turn.lock().doubtful > 0;
+        if is_doubtful { self.repeat().await } else { Ok(()) }
     }
 
-    /// Writes a state of the superblock, and makes it durable (checkpoint.H12, checkpoint.H13). If
-    /// only one of its two slots can be written, the next two slots get it under the next number
-    /// (H17, slots.U14), and `superblock` becomes that state. If that fails as well, the state
-    /// remains in one slot. That is an error if the other slot has or may have another state.
+    /// Writes a state of the superblock, and makes it durable (checkpoint.H12, checkpoint.H13).
+    /// While fewer than two slots have it under a number that counts before any other state, it is
+    /// written again under the next number (H17, slots.U14); `superblock` gets the last one. If
+    /// only one slot has it, and nothing else could count, a later failure is no error.
     pub(crate) async fn write_slots(
         &self,
         superblock: &mut Superblock,
         failures: u64,
     ) -> Result<Copies> {
-        let copies = self.write_state(superblock, failures).await?;
-        if copies == Copies::Two {
-            return Ok(copies);
-        }
-        let again = Superblock { checkpoint: superblock.checkpoint + 1, ..superblock.clone() };
-        let is_doubtful = copies == Copies::Contested || self.turn.lock().names_failed;
-        let enough = if is_doubtful { Copies::Two } else { Copies::One };
-        let written = self.write_state(&again, failures).await.and_then(|copies| {
-            let why = || Error::new(ErrorKind::Io, "write", "a slot keeps another state");
-            if copies >= enough { Ok(()) } else { Err(why()) }
-        });
-        match written {
-            Ok(()) => {
-                *superblock = again;
-                Ok(Copies::Two)
+        let (number, mut have) = (superblock.checkpoint, 0);
+        let mut doubtful = self.turn.lock().doubtful;
+        for next in number..=number.max(doubtful) + u64::from(SLOTS / 2) {
+            let state = Superblock { checkpoint: next, ..superblock.clone() };
+            match self.write_state(&state, failures).await {
+                Ok(Copies::Two) if next >= doubtful => have = 2,
+                Ok(Copies::One) if next > doubtful => have += 1,
+                Ok(Copies::Contested) => (doubtful, have) = (doubtful.max(next), 0),
+                Ok(_) => {}
+                Err(error) if have == 1 && doubtful < number => {
+                    let name = self.device.name();
+                    log::warn!(
+                        "{name}: only one slot has state {number} of the superblock: {error}"
+                    );
+                    return Ok(Copies::One);
+                }
+                Err(error) => return Err(error),
             }
-            // The other slot may count instead, also when it can be read again (nodes.N16).
-            Err(error) if is_doubtful => Err(error),
-            Err(error) => {
-                let (name, number) = (self.device.name(), superblock.checkpoint);
-                log::warn!("{name}: only one slot has state {number} of the superblock: {error}");
-                Ok(copies)
+            if have == 2 {
+                superblock.checkpoint = next;
+                return Ok(Copies::Two);
             }
         }
+        let text = format!("too few slots of the superblock take state {number}");
+        Err(Error::new(ErrorKind::Io, "checkpoint", text))
     }
 
     async fn write_state(&self, superblock: &Superblock, failures: u64) -> Result<Copies> {
+        {
+            let mut turn = self.turn.lock();
+            turn.attempted = turn.attempted.max(superblock.checkpoint);
+        }
         let hold = self.turns.hold();
         let copies = slots::write_either(&self.device, superblock, hold).await?;
         self.flush_all().await?;

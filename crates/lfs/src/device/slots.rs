@@ -6,8 +6,8 @@
 //! another volume do not count if there is a valid slot at the start. A device that was shrunk, got
 //! another volume and was grown still has slots of the old volume at its end. U14 if only one of
 //! its slots can be written, a state is written again under the next number, so that two slots have
-//! it whichever slot is bad. If the slot that cannot be written has a different state of the same
-//! number, both of the next number have to be written.
+//! it whichever slot is bad. Slots do not count for that while a slot that may have a different
+//! state has the same number or a higher one.
 //! device.slots.R1 nothing is written to a volume while unreadable slots may contain the newest
 //! state: both slots of a state, or one of each of the two following states. They may become
 //! readable later, and refer to data that was overwritten since.
@@ -79,18 +79,18 @@ pub(crate) async fn read_newest_to_read(
     Ok((newest, older, hidden))
 }
 
-/// As [`read_newest`], for a volume that is about to be written, and whether any slot could not be
-/// read. Fails with the device's error if a newer state may be unreadable (device.slots.R1).
+/// As [`read_newest`], for a volume that is about to be written, and the highest number under which
+/// a slot may have another state, which is not older (0: none). Fails with the device's error if a newer state may be unreadable (device.slots.R1).
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
-) -> Result<(Superblock, Option<Superblock>, bool)> {
+) -> Result<(Superblock, Option<Superblock>, u64)> {
     let found = read_all(device).await?;
     if let Some(hidden) = found.hidden() {
         return Err(hidden);
     }
-    let is_one_unreadable = !found.unreadable.is_empty();
+    let doubtful = found.doubtful();
     let (newest, older) = found.newest();
-    Ok((newest, older, is_one_unreadable))
+    Ok((newest, older, doubtful))
 }
 
 /// The newest state after skipping `passed_over` newer ones, whose trees or logs are damaged.
@@ -140,7 +140,8 @@ impl Valid {
         Ok(())
     }
 
-    /// The newest state, and the one before it. At least one slot must be valid.
+    /// The newest state, and the one before it. At least one slot must be valid. Of two states with
+    /// one number that at the end counts.
     fn newest(mut self) -> (Superblock, Option<Superblock>) {
         let newest = self.slots.pop().expect("one at least is valid");
         let before = |found: &&Superblock| {
@@ -148,6 +149,22 @@ impl Valid {
         };
         let older = self.slots.iter().find(before).cloned();
         (newest, older)
+    }
+
+    /// The highest number, from that of the newest state on, under which a slot may have another
+    /// state: one that cannot be read, or that has the same number. 0: none.
+    fn doubtful(&self) -> u64 {
+        let Some(newest) = self.slots.last() else { return 0 };
+        let half = SLOTS / 2;
+        let hidden = self.unreadable.iter().filter_map(|(slot, ..)| {
+            let is_turn = |number: &u64| number % u64::from(half) == u64::from(slot % half);
+            (1..=u64::from(half)).map(|more| newest.checkpoint.saturating_add(more)).find(is_turn)
+        });
+        let same = |found: &&Superblock| Superblock { slot: newest.slot, ..(*found).clone() };
+        let is_other =
+            |found: &&Superblock| found.checkpoint == newest.checkpoint && same(found) != *newest;
+        let tied = self.slots.iter().find(is_other).map(|found| found.checkpoint);
+        hidden.chain(tied).max().unwrap_or(0)
     }
 
     /// An unreadable slot whose other slot is not valid: both may have had the newest state.
@@ -215,7 +232,7 @@ async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> 
 }
 
 /// Number of slots that have a state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copies {
     /// One, and the other one has a different state of the same number, which could count.
     Contested,

@@ -4,6 +4,7 @@
 
 use crate::fault::{Plant, Planted};
 use crate::format::superblock::{SLOT_BYTES, slot_offsets};
+use crate::tests::node_places::{refused, slot_of};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::{OpenOptions, Volume};
@@ -91,9 +92,17 @@ fn check(setup: &Setup, disk: &SimDisk, what: &str, swept: &mut Swept) {
     }
 }
 
-/// Runs a checkpoint or a sync with slow writes, and drops it after `polls` polls. True if it ended
-/// before.
-fn dropped(polls: u32, is_checkpoint: bool, plant: Option<Planted>, swept: &mut Swept) -> bool {
+/// What is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Sync,
+    Checkpoint,
+    /// A checkpoint of whose state one slot takes no write, so that the next ones get it, too.
+    OneSlot,
+}
+
+/// Runs a task with slow writes, and drops it after `polls` polls. True if it ended before.
+fn dropped(polls: u32, task: Task, plant: Option<Planted>, swept: &mut Swept) -> bool {
     let setup = setup(0);
     let disk = setup.blank();
     let ended = disk.world().run(async {
@@ -111,18 +120,22 @@ fn dropped(polls: u32, is_checkpoint: bool, plant: Option<Planted>, swept: &mut 
         disk.tag_cuts(1);
         write(&file, 0, &[2; BLOCK]).await.unwrap();
         let slow = || FaultRule::on(BioOp::Write, Fault::Slow(LATE));
-        if is_checkpoint {
+        if task != Task::Sync {
             volume.syncfs().await.unwrap();
             disk.tag_cuts(2);
+            if task == Task::OneSlot {
+                let slot = slot_of(&disk, volume.0.checkpoints.number() + 1, 0);
+                disk.inject(refused().within(slot));
+            }
             for at in slot_offsets(disk.config().size) {
                 disk.inject(slow().within(at..at + SLOT_BYTES as u64));
             }
         } else {
             disk.inject(slow().times(4));
         }
-        let ended = match is_checkpoint {
-            true => polled(polls, volume.checkpoint()).await,
-            false => polled(polls, file.sync(true)).await,
+        let ended = match task {
+            Task::Checkpoint | Task::OneSlot => polled(polls, volume.checkpoint()).await,
+            Task::Sync => polled(polls, file.sync(true)).await,
         };
         disk.heal();
         disk.record_cuts();
@@ -132,15 +145,15 @@ fn dropped(polls: u32, is_checkpoint: bool, plant: Option<Planted>, swept: &mut 
         ended
     });
     disk.world().stop();
-    let what = format!("dropped after {polls} polls, checkpoint {is_checkpoint}");
+    let what = format!("{task:?} dropped after {polls} polls");
     check(&setup, &disk, &what, swept);
     ended
 }
 
 /// Drops a checkpoint or a sync at each of its polls: how many there are, and what was found.
-fn sweep(is_checkpoint: bool, plant: Option<Planted>) -> (u32, Swept) {
+fn sweep(task: Task, plant: Option<Planted>) -> (u32, Swept) {
     let mut swept = Swept::default();
-    let ends = |polls: &u32| dropped(*polls, is_checkpoint, plant, &mut swept);
+    let ends = |polls: &u32| dropped(*polls, task, plant, &mut swept);
     let most = (1..200).find(ends).expect("it ends");
     (most, swept)
 }
@@ -155,8 +168,17 @@ fn assert_synced_bytes_are_there(swept: &Swept) {
 /// late slot landed and named those nodes.
 #[test]
 fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
-    let (most, swept) = sweep(true, None);
+    let (most, swept) = sweep(Task::Checkpoint, None);
     assert!(most > 4, "{most} polls");
+    assert_synced_bytes_are_there(&swept);
+}
+
+/// nodes.N16. The story: a dropped checkpoint had its state in a slot under two numbers. Then only
+/// the slots of the lower one were replaced, and its nodes were overwritten.
+#[test]
+fn n16_checkpoint_dropped_while_it_writes_a_second_number() {
+    let (most, swept) = sweep(Task::OneSlot, None);
+    assert!(most > 6, "{most} polls");
     assert_synced_bytes_are_there(&swept);
 }
 
@@ -165,7 +187,7 @@ fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
 /// `write_turn_of_dropped_task_waits_for_its_writes`.
 #[test]
 fn sync_dropped_at_any_poll_leaves_no_late_record() {
-    let (most, swept) = sweep(false, None);
+    let (most, swept) = sweep(Task::Sync, None);
     assert!(most > 2, "{most} polls");
     assert_synced_bytes_are_there(&swept);
 }
@@ -173,7 +195,7 @@ fn sync_dropped_at_any_poll_leaves_no_late_record() {
 /// The sweep finds a sync that is acknowledged before its flush.
 #[test]
 fn sweep_after_drop_finds_sync_acknowledged_before_flush() {
-    let (_, swept) = sweep(true, Some(Planted::AckBeforeFlush));
+    let (_, swept) = sweep(Task::Checkpoint, Some(Planted::AckBeforeFlush));
     assert!(swept.missing.is_some(), "{} states", swept.synced_states);
 }
 

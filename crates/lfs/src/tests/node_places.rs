@@ -269,14 +269,14 @@ fn h15_usage_table_counts_its_own_nodes() {
 }
 
 /// The bytes of a slot that has states of this number. `half`: at the start or the end of the disk.
-fn slot_of(disk: &SimDisk, number: u64, half: u64) -> Range<u64> {
+pub(super) fn slot_of(disk: &SimDisk, number: u64, half: u64) -> Range<u64> {
     let of_half = u64::from(SLOTS) / 2;
     let at = slot_offsets(disk.config().size)[(half * of_half + number % of_half) as usize];
     at..at + SLOT_BYTES as u64
 }
 
 /// Writes that change nothing.
-fn refused() -> FaultRule {
+pub(super) fn refused() -> FaultRule {
     FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky()
 }
 
@@ -390,4 +390,66 @@ fn n16_slot_that_keeps_failed_state_holds_up_no_checkpoint() {
         cut.heal();
         assert_eq!(found(&setup, &cut, "f"), [1; BLOCK], "{half}");
     }
+}
+
+/// nodes.N16. The story: a slot of a failed checkpoint took no write, and its state got into the
+/// slots of the next number as well, whose flush failed. The durable state replaced it under the
+/// lower number alone, and the nodes were overwritten. They counted after a power loss.
+#[test]
+fn n16_failed_state_under_a_later_number_is_replaced() {
+    let mut cuts = 0;
+    for n in 1..100 {
+        let setup = setup(0);
+        let disk = setup.blank();
+        let made = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (file, inos) = with_files(&volume).await;
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            file.sync(true).await.unwrap();
+            let number = volume.0.checkpoints.number() + 1;
+            // One slot has the state, and the flush of the next two fails: they have it, too.
+            disk.inject(refused().within(slot_of(&disk, number, 0)));
+            disk.inject(failing(BioOp::Flush).nth(4));
+            volume.checkpoint().await.expect("one slot has it");
+            disk.heal();
+            change_all(&volume, &inos).await;
+            disk.inject(refused().within(slot_of(&disk, number + 1, 0)));
+            disk.inject(failing(BioOp::Flush).nth(4));
+            assert!(volume.checkpoint().await.is_err(), "two states have this number");
+            disk.heal();
+            disk.inject(failing(BioOp::Write).nth(n).sticky());
+            volume.checkpoint().await
+        });
+        disk.world().stop();
+        let cut = disk.power_cut(n);
+        cut.heal();
+        assert_eq!(found(&setup, &cut, "f"), [1; BLOCK], "cut at write {n}");
+        if made.is_ok() {
+            break;
+        }
+        cuts += 1;
+    }
+    assert!((6..99).contains(&cuts), "{cuts} cuts");
+}
+
+/// slots.U14. The story: after a failed checkpoint no other one succeeded while one slot of each of
+/// two following numbers took no write.
+#[test]
+fn u14_two_bad_slots_stop_no_checkpoint_after_failed_one() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, inos) = with_files(&volume).await;
+        let number = volume.0.checkpoints.number() + 1;
+        disk.inject(failing(BioOp::Flush).nth(3));
+        assert!(volume.checkpoint().await.is_err(), "both slots have its state");
+        for number in [number, number + 1] {
+            disk.inject(refused().within(slot_of(&disk, number, 0)));
+        }
+        change_all(&volume, &inos).await;
+        volume.checkpoint().await.expect("others take it");
+    });
+    disk.world().stop();
+    assert!(check(&disk.power_cut(1)).is_clean());
 }
