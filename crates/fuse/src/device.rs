@@ -73,13 +73,14 @@ impl Incoming {
         [self.head(), self.rest()].concat()
     }
 
-    /// Returns the payload as a buffer of its own. A full buffer is handed over and replaced by
-    /// `another`; the bytes of a partly filled one are copied.
-    pub fn take_payload(&mut self, another: impl FnOnce(usize) -> AlignedBuf) -> AlignedBuf {
-        match self.rest().len() == PAYLOAD_MAX {
-            true => std::mem::replace(&mut self.payload, another(PAYLOAD_MAX)),
-            false => AlignedBuf::copy_of(self.rest()),
-        }
+    /// Hands over the payload if it fills its buffer, and replaces the buffer by `another` of
+    /// [`PAYLOAD_MAX`] bytes. Otherwise the caller copies the bytes.
+    pub fn take_full_payload(
+        &mut self,
+        another: impl FnOnce() -> AlignedBuf,
+    ) -> Option<AlignedBuf> {
+        let is_full = self.rest().len() == PAYLOAD_MAX;
+        is_full.then(|| std::mem::replace(&mut self.payload, another()))
     }
 }
 
@@ -186,12 +187,14 @@ mod tests {
             assert_eq!(incoming.rest(), message.get(WRITE_HEADER_BYTES..).unwrap_or_default());
             assert_eq!(incoming.rest().as_ptr() as usize % 4096, 0);
         }
-        // A payload that does not fill the buffer is copied, and the buffer stays in place.
+        // A payload that does not fill the buffer is left in place.
         let at = incoming.payload.as_ptr();
-        assert_eq!(incoming.take_payload(AlignedBuf::new).len(), 5000 - WRITE_HEADER_BYTES);
+        let another = || AlignedBuf::new(PAYLOAD_MAX);
+        assert!(incoming.take_full_payload(another).is_none());
         assert_eq!(incoming.payload.as_ptr(), at);
         incoming.len = WRITE_HEADER_BYTES + PAYLOAD_MAX;
-        assert_eq!(incoming.take_payload(AlignedBuf::new).as_ptr(), at, "a full one is handed on");
+        let full = incoming.take_full_payload(another).map(|full| full.as_ptr());
+        assert_eq!(full, Some(at), "a full one is handed on");
         drop(kernel);
         assert!(matches!(device.read(&mut incoming), Ok(Read::Ended)));
     }

@@ -17,6 +17,9 @@ pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
 /// Largest `request_timeout`, seconds: the kernel's own limit, which is longer, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
+/// Most bytes of spare buffers: as much as a reader has in progress by read-ahead, a few times.
+const SPARE_BYTES_MAX: usize = 8 << 20;
+
 /// Which of the two caches, the kernel's or Forebay's, keeps the content of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
@@ -136,9 +139,9 @@ impl Options {
         (cache_bytes / 1024).clamp(1 << 14, 1 << 24) as usize
     }
 
-    /// Bytes that the front end may use in addition to the cache. For each thread: two buffers, a
-    /// spare one, and one request above the limit of waiting requests (at most a copy). In
-    /// addition: waiting requests, counts of inodes, and the queue of drops.
+    /// Bytes that the front end may use in addition to the cache. For each thread: two buffers, and
+    /// one request above the limit of waiting requests (at most a copy). In addition: waiting
+    /// requests, spare buffers, counts of inodes, and the queue of drops.
     pub fn memory_bound(&self) -> u64 {
         self.memory_rows(0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
     }
@@ -151,11 +154,13 @@ impl Options {
         inodes: u64,
         drops: u64,
     ) -> Vec<(String, u64, u64)> {
-        let threads = self.thread_count() as u64 * (3 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
+        let threads = self.thread_count() as u64 * (2 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
+        let spares = self.spare_bytes() as u64;
         let row = |what: &str, now, bound| (what.to_string(), now, bound);
         vec![
             row("buffers of the mount's threads", threads, threads),
             row("requests of the mount that wait", waiting, self.payload_max()),
+            row("spare buffers of requests", spares, spares),
             row("inodes that the kernel knows", inodes * 32, self.inodes_max as u64 * 32),
             row("ranges that the kernel is to drop", drops, QUEUE_BYTES),
         ]
@@ -164,6 +169,11 @@ impl Options {
     /// Most bytes of requests that wait.
     pub(crate) fn payload_max(&self) -> u64 {
         u64::from(self.longest_requests()) * PAYLOAD_MAX as u64
+    }
+
+    /// Bytes of buffers that are kept for later requests.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        SPARE_BYTES_MAX.min(self.payload_max() as usize)
     }
 
     /// Requests of the greatest length that `request_bytes` has space for.

@@ -14,6 +14,7 @@
 use crate::device::PAYLOAD_MAX;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -112,34 +113,52 @@ impl Drop for Held {
 }
 
 /// A shorter buffer costs little to allocate, and is not kept.
-const SPARE_MIN: usize = 16 << 10;
+const SPARE_MIN: usize = 64 << 10;
 
 /// Buffers of finished requests for reuse: a new buffer is mapped, zeroed, and unmapped later.
 pub(crate) struct Spares {
-    /// The last one was returned last.
-    bufs: Mutex<Vec<AlignedBuf>>,
+    kept: Mutex<Kept>,
     max_bytes: usize,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// The last one was returned last.
+    bufs: VecDeque<AlignedBuf>,
+    bytes: usize,
 }
 
 impl Spares {
     /// Keeps buffers of up to `max_bytes` bytes in all.
     pub fn new(max_bytes: usize) -> Self {
-        Self { bufs: Mutex::default(), max_bytes }
+        Self { kept: Mutex::default(), max_bytes }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<AlignedBuf>> {
-        self.bufs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, len: usize) -> Option<AlignedBuf> {
+        if len < SPARE_MIN {
+            return None;
+        }
+        let mut kept = self.lock();
+        let at = kept.bufs.iter().rposition(|buf| buf.len() == len)?;
+        kept.bytes -= len;
+        kept.bufs.remove(at)
     }
 
     /// A buffer of `len` bytes, at most [`PAYLOAD_MAX`], with arbitrary content.
     pub fn take(&self, len: usize) -> AlignedBuf {
         let len = len.min(PAYLOAD_MAX);
-        let spare = || {
-            let mut bufs = self.lock();
-            bufs.iter().rposition(|buf| buf.len() == len).map(|at| bufs.remove(at))
-        };
-        let spare = if len < SPARE_MIN { None } else { spare() };
-        spare.unwrap_or_else(|| AlignedBuf::new(len))
+        self.find(len).unwrap_or_else(|| AlignedBuf::new(len))
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(&self, bytes: &[u8]) -> AlignedBuf {
+        let Some(mut buf) = self.find(bytes.len()) else { return AlignedBuf::copy_of(bytes) };
+        buf.copy_from_slice(bytes);
+        buf
     }
 
     /// Returns a buffer for reuse. It replaces those that were returned before all others.
@@ -147,11 +166,11 @@ impl Spares {
         if buf.len() < SPARE_MIN || buf.len() > self.max_bytes {
             return;
         }
-        let mut bufs = self.lock();
-        bufs.push(buf);
-        let mut bytes: usize = bufs.iter().map(|buf| buf.len()).sum();
-        while bytes > self.max_bytes {
-            bytes -= bufs.remove(0).len();
+        let mut kept = self.lock();
+        kept.bytes += buf.len();
+        kept.bufs.push_back(buf);
+        while kept.bytes > self.max_bytes {
+            kept.bytes -= kept.bufs.pop_front().map_or(kept.bytes, |oldest| oldest.len());
         }
     }
 }
@@ -175,6 +194,9 @@ mod tests {
         assert_eq!(spares.take(128 << 10)[0], 7);
         assert_eq!(spares.take(64 << 10)[0], 8);
         assert_eq!(spares.take(64 << 10)[0], 0, "each is given out once");
+        returned(64 << 10, 9);
+        assert_eq!(*spares.copy_of(&[1; 64 << 10]), [1; 64 << 10]);
+        assert!(spares.lock().bufs.is_empty(), "the copy is in the spare buffer");
     }
 
     /// Buffers of at most so many bytes are kept, and no short ones.
@@ -182,11 +204,11 @@ mod tests {
     fn spare_buffers_are_bounded() {
         let spares = Spares::new(PAYLOAD_MAX);
         spares.give(AlignedBuf::new(4096));
-        assert!(spares.lock().is_empty());
+        assert!(spares.lock().bufs.is_empty());
         for len in [64 << 10, PAYLOAD_MAX, 64 << 10, 128 << 10] {
             spares.give(AlignedBuf::new(len));
         }
-        let lens: Vec<usize> = spares.lock().iter().map(|buf| buf.len()).collect();
+        let lens: Vec<usize> = spares.lock().bufs.iter().map(|buf| buf.len()).collect();
         assert_eq!(lens, [64 << 10, 128 << 10]);
         assert_eq!(spares.take(5 * PAYLOAD_MAX).len(), PAYLOAD_MAX);
     }

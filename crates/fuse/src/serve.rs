@@ -260,7 +260,7 @@ impl Core {
             write_ranges: WriteRanges::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
-            spares: Spares::new(options.thread_count() * PAYLOAD_MAX),
+            spares: Spares::new(options.spare_bytes()),
             world,
             me: me.clone(),
         })

@@ -170,7 +170,8 @@ impl Shared {
             None => match self.readers.may_wait() {
                 Some(_waits) => core.write_here(&io, data)?,
                 None => {
-                    let payload = incoming.take_payload(|len| core.spares.take(len));
+                    let full = incoming.take_full_payload(|| core.spares.take(PAYLOAD_MAX));
+                    let payload = full.unwrap_or_else(|| core.spares.copy_of(incoming.rest()));
                     return Ok(Some(Work::Write(io, payload)));
                 }
             },
