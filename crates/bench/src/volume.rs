@@ -5,7 +5,7 @@
 //! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `hit`, `names`, `open`, `full`, `scale`.
 //!
 //! Invariants: W1 all variants make the same calls on files of the same size in images of the same
-//! size. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
+//! size; in `hit` one of them is the image itself. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
 //! the loop device.
 
 mod flush;

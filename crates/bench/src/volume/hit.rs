@@ -27,21 +27,27 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let ours = Ours::open(options, raw.path(), 3 * size + 96 * MIB)?;
     let bytes = (2 * size).max(96 * MIB);
     let keep = options.keep;
-    let image =
-        BackedImage::create(&options.dir, "volume-hit", bytes, Backing::Sparse, keep)?;
-    Volume::create(image.path(), &CreateVolume::default())?;
-    let volume = Volume::open(&ours.cache, image.path(), &VolumeOptions::default())?;
+    let image = BackedImage::create(&options.dir, "volume-hit", bytes, Backing::Sparse, keep)?;
+    // A sparse file of the full size counts as content.
+    Volume::create(image.path(), &CreateVolume::default().force(true))?;
+    let open = || Volume::open(&ours.cache, image.path(), &VolumeOptions::default());
+    let volume = open()?;
     let raw = ours.with(IoFlags::empty());
-    let file = Flagged { file: volume.create_file("/file")?, flags: IoFlags::empty() };
-    fill(&file, size)?;
-    file.file.sync_data()?;
+    let content = Flagged { file: volume.create_file("/file")?, flags: IoFlags::empty() };
+    fill(&content, size)?;
+    drop(content);
+    // Its last checkpoint comes now, not during a slice.
+    volume.close()?;
+    let volume = open()?;
+    let file = Flagged { file: volume.open_file("/file")?, flags: IoFlags::empty() };
     warm(&[&raw, &file], size)?;
     let before = ours.cache.stats();
     for (threads, prefix) in THREADS {
         alternated(options, report, (&raw, &file), (threads, prefix, size))?;
     }
     let missed = ours.cache.stats().misses - before.misses;
-    report.note(format!("volume hit: a file of {}, {missed} misses", format_size(size)));
+    report.ratio_with_bar("hit_misses", missed as f64, Good::AtMost, 0.0);
+    report.note(format!("volume hit: a file of {}", format_size(size)));
     drop(file);
     volume.close()
 }
