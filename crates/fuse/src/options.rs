@@ -143,24 +143,24 @@ impl Options {
     /// one request above the limit of waiting requests (at most a copy). In addition: waiting
     /// requests, spare buffers, counts of inodes, and the queue of drops.
     pub fn memory_bound(&self) -> u64 {
-        self.memory_rows(0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
+        self.memory_rows(0, 0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
     }
 
     /// The parts of [`Options::memory_bound`]: label, bytes now, bound in bytes. `waiting`: bytes
-    /// of waiting requests; `inodes`: known inodes; `drops`: bytes in the queue of drops.
+    /// of waiting requests; `spare`: bytes of spare buffers; `inodes`: known inodes; `drops`: bytes in the queue of drops.
     pub(crate) fn memory_rows(
         &self,
         waiting: u64,
+        spare: u64,
         inodes: u64,
         drops: u64,
     ) -> Vec<(String, u64, u64)> {
         let threads = self.thread_count() as u64 * (2 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
-        let spares = self.spare_bytes() as u64;
         let row = |what: &str, now, bound| (what.to_string(), now, bound);
         vec![
             row("buffers of the mount's threads", threads, threads),
             row("requests of the mount that wait", waiting, self.payload_max()),
-            row("spare buffers of requests", spares, spares),
+            row("spare buffers of requests", spare, self.spare_bytes() as u64),
             row("inodes that the kernel knows", inodes * 32, self.inodes_max as u64 * 32),
             row("ranges that the kernel is to drop", drops, QUEUE_BYTES),
         ]

@@ -138,6 +138,11 @@ impl Spares {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of the buffers that are kept.
+    pub fn bytes(&self) -> u64 {
+        self.lock().bytes as u64
+    }
+
     fn find(&self, len: usize) -> Option<AlignedBuf> {
         if len < SPARE_MIN {
             return None;

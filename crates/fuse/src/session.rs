@@ -196,9 +196,10 @@ impl Session {
         let (shared, options) = (Arc::downgrade(&self.shared), options.clone());
         move || {
             let Some(shared) = shared.upgrade() else { return Vec::new() };
-            let inodes = shared.core.read().as_ref().map_or(0, |core| core.inodes.len());
+            let of = |core: &Arc<Core>| (core.inodes.len() as u64, core.spares.bytes());
+            let (inodes, spare) = shared.core.read().as_ref().map_or((0, 0), of);
             let drops = shared.notifier.drops().bytes();
-            options.memory_rows(shared.payload.used(), inodes as u64, drops)
+            options.memory_rows(shared.payload.used(), spare, inodes, drops)
         }
     }
 

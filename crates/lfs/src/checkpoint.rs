@@ -352,7 +352,8 @@ impl Checkpoints {
         let number = superblock.checkpoint;
         {
             let mut state = self.state.lock();
-            self.turn.lock().superblock = superblock;
+            let mut turn = self.turn.lock();
+            (turn.superblock, turn.doubtful) = (superblock, 0);
             state.settle_repeated(number);
         }
         self.discard_freed().await;

@@ -7,7 +7,8 @@
 //! another volume and was grown still has slots of the old volume at its end. U14 if only one of
 //! its slots can be written, a state is written again under the next number, so that two slots have
 //! it whichever slot is bad. Slots do not count for that while a slot that may have a different
-//! state has the same number or a higher one.
+//! state has the same number or a higher one. A number is used only when some slot has a state under
+//! the number before.
 //! device.slots.R1 nothing is written to a volume while unreadable slots may contain the newest
 //! state: both slots of a state, or one of each of the two following states. They may become
 //! readable later, and refer to data that was overwritten since.
@@ -145,26 +146,31 @@ impl Valid {
     fn newest(mut self) -> (Superblock, Option<Superblock>) {
         let newest = self.slots.pop().expect("one at least is valid");
         let before = |found: &&Superblock| {
-            found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
+            found.uuid == newest.uuid && found.checkpoint.checked_add(1) == Some(newest.checkpoint)
         };
-        let older = self.slots.iter().find(before).cloned();
+        let older = self.slots.iter().rev().find(before).cloned();
         (newest, older)
     }
 
-    /// The highest number, from that of the newest state on, under which a slot may have another
-    /// state: one that cannot be read, or that has the same number. 0: none.
+    /// The highest number under which a slot may have a state that would count in place of the
+    /// newest one, or next after it. 0: none. A state gets a number only after some slot has it
+    /// under the number before. So an unreadable slot may have the newest number or the next, and
+    /// two slots with the number before the newest may have different states.
     fn doubtful(&self) -> u64 {
-        let Some(newest) = self.slots.last() else { return 0 };
+        let Some(newest) = self.slots.last().map(|slot| slot.checkpoint) else { return 0 };
         let half = SLOTS / 2;
-        let hidden = self.unreadable.iter().filter_map(|(slot, ..)| {
-            let is_turn = |number: &u64| number % u64::from(half) == u64::from(slot % half);
-            (1..=u64::from(half)).map(|more| newest.checkpoint.saturating_add(more)).find(is_turn)
-        });
-        let same = |found: &&Superblock| Superblock { slot: newest.slot, ..(*found).clone() };
-        let is_other =
-            |found: &&Superblock| found.checkpoint == newest.checkpoint && same(found) != *newest;
-        let tied = self.slots.iter().find(is_other).map(|found| found.checkpoint);
-        hidden.chain(tied).max().unwrap_or(0)
+        let is_hidden = |number: &u64| {
+            let turn = number % u64::from(half);
+            self.unreadable.iter().any(|(slot, ..)| u64::from(slot % half) == turn)
+        };
+        let is_tied = |number: &u64| {
+            let mut all = self.slots.iter().filter(|slot| slot.checkpoint == *number);
+            let first = all.next().map(|first| Superblock { slot: 0, ..first.clone() });
+            all.any(|other| first != Some(Superblock { slot: 0, ..other.clone() }))
+        };
+        let hidden = [newest.saturating_add(1), newest].into_iter().find(is_hidden);
+        let tied = [newest, newest.saturating_sub(1)].into_iter().find(is_tied);
+        hidden.max(tied).unwrap_or(0)
     }
 
     /// An unreadable slot whose other slot is not valid: both may have had the newest state.

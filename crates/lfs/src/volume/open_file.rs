@@ -257,8 +257,10 @@ impl VolumeFile {
         if options.noatime || options.read_only {
             return;
         }
-        let now = options.clock.now();
+        // The day of `relatime` is all that a read has to know.
+        let now = options.clock.coarse();
         if self.content.get().is_none_or(|(content, _)| !content.times.is_read(now)) {
+            let now = options.clock.now();
             self.inner.state.lock().touch_atime(self.ino, now, false);
         }
     }
