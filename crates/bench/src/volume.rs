@@ -2,11 +2,12 @@
 //! and with the host's own file system.
 //!
 //! Reading order: [`places`] (the file systems that are compared), `overwrite` (a load), then the
-//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `hit`, `names`, `open`, `full`, `scale`.
+//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `hit`, `names`, `open`, `full`,
+//! `scale`.
 //!
 //! Invariants: W1 all variants make the same calls on files of the same size in images of the same
-//! size; in `hit` one of them is the image itself. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
-//! the loop device.
+//! size; in `hit` one of them is the image itself. W2 bytes written are counted at the device:
+//! Forebay's by a device wrapper, the kernel's by the loop device.
 
 mod flush;
 mod full;

@@ -147,7 +147,8 @@ impl Options {
     }
 
     /// The parts of [`Options::memory_bound`]: label, bytes now, bound in bytes. `waiting`: bytes
-    /// of waiting requests; `spare`: bytes of spare buffers; `inodes`: known inodes; `drops`: bytes in the queue of drops.
+    /// of waiting requests; `spare`: bytes of spare buffers; `inodes`: known inodes; `drops`: bytes
+    /// in the queue of drops.
     pub(crate) fn memory_rows(
         &self,
         waiting: u64,

@@ -25,8 +25,8 @@ const EACH: u64 = 10_000;
 /// Size of a file, bytes.
 const SIZE: usize = 4096;
 
-/// A step, the rival of its bar, and the bar. What the empty server does with names is the most that
-/// any file system in a process can do. Content comes from the disk, of which it has none.
+/// A step, the rival of its bar, and the bar. What the empty server does with names is the most
+/// that any file system in a process can do. Content comes from the disk, of which it has none.
 const STEPS: [(&str, &str, f64); 5] = [
     ("create", "empty", 0.7),
     ("stat", "empty", 0.9),

@@ -1,8 +1,6 @@
 //! `hit`: cached 4 KiB reads at random places of a file in a volume, over those of a raw image, by
-//! one thread and by two. Both have the library's defaults, and share a cache that holds them.
-//!
-//! Invariants: H1 no slice causes disk I/O: both files are read to the end before. H2 both variants
-//! of a cycle use the same offsets.
+//! one thread and by two. Both have the library's defaults, and share a cache that holds them. Both
+//! are read to the end before, and `hit_misses` counts reads that were not cached all the same.
 
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::backing::{BackedImage, Backing};
@@ -94,7 +92,7 @@ fn fill(file: &Flagged, size: u64) -> Result<()> {
     (0..size).step_by(chunk.len()).try_for_each(|at| file.write(&chunk, at))
 }
 
-/// Reads both twice, so that all of them is cached (H1).
+/// Reads both twice, so that all of them is cached.
 fn warm(targets: &[&Flagged], size: u64) -> Result<()> {
     let turn = Turn { seed: 0, cycle: 0, time: Duration::from_secs(3600) };
     let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..reads(1, size, &turn) };

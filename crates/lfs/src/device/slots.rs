@@ -7,8 +7,8 @@
 //! another volume and was grown still has slots of the old volume at its end. U14 if only one of
 //! its slots can be written, a state is written again under the next number, so that two slots have
 //! it whichever slot is bad. Slots do not count for that while a slot that may have a different
-//! state has the same number or a higher one. A number is used only when some slot has a state under
-//! the number before.
+//! state has the same number or a higher one. A number is used only when some slot has a state
+//! under the number before.
 //! device.slots.R1 nothing is written to a volume while unreadable slots may contain the newest
 //! state: both slots of a state, or one of each of the two following states. They may become
 //! readable later, and refer to data that was overwritten since.
@@ -80,8 +80,9 @@ pub(crate) async fn read_newest_to_read(
     Ok((newest, older, hidden))
 }
 
-/// As [`read_newest`], for a volume that is about to be written, and the highest number under which
-/// a slot may have another state, which is not older (0: none). Fails with the device's error if a newer state may be unreadable (device.slots.R1).
+/// As [`read_newest`], for a volume that is about to be written, and the number that
+/// [`Valid::doubtful`] gives. Fails with the device's error if a newer state may be unreadable
+/// (device.slots.R1).
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
 ) -> Result<(Superblock, Option<Superblock>, u64)> {

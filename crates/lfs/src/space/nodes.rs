@@ -13,8 +13,8 @@
 //! them are honoured. N15 places of a checkpoint that failed before it wrote a slot are free when
 //! the next checkpoint has its turn: all writes to them have ended (checkpoint.H18). N16 before a
 //! checkpoint takes nodes, the durable state counts before each slot that may have another one
-//! (repeat.H17): of a failed checkpoint, or that the opening could not read. So such a slot names no
-//! node that is overwritten, and a number of failed checkpoints hold no more places than one.
+//! (repeat.H17): of a failed checkpoint, or that the opening could not read. So such a slot names
+//! no node that is overwritten, and a number of failed checkpoints hold no more places than one.
 //!
 //! Locks: the [`NodeOwner`] takes the state lock to allocate. No lock is held across a wait.
 
