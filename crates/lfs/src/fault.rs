@@ -115,13 +115,11 @@ pub enum Planted {
     EarlierFlush,
     /// The slots of a checkpoint are written before the flush that covers its nodes.
     SlotBeforeNodes,
-    /// A checkpoint of a replay in parts takes the segments that the rest of the log names.
-    RestOverwritten,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 48] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -170,7 +168,6 @@ impl Planted {
         Self::NamedNodesFreed,
         Self::EarlierFlush,
         Self::SlotBeforeNodes,
-        Self::RestOverwritten,
     ];
 
     /// The name of the fault, for command lines.
@@ -224,7 +221,6 @@ impl Planted {
             Self::NamedNodesFreed => "named-nodes-freed",
             Self::EarlierFlush => "earlier-flush",
             Self::SlotBeforeNodes => "slot-before-nodes",
-            Self::RestOverwritten => "rest-overwritten",
         }
     }
 

@@ -128,7 +128,6 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::JoinedCommit | Planted::AppendRangeTwice | Planted::SizeOfOneWriter => CLIENTS,
         Planted::ForgottenGroup => DROPPED,
         Planted::NamedNodesFreed => Hunt { change: |setup| setup.failing = lossy(), ..NAMES },
-        Planted::RestOverwritten => Hunt { change: |setup| setup.overlay_bytes = 8 << 10, ..RUNS },
         Planted::LostForgotten => Hunt { change: |setup| setup.failing = lossy(), ..CLIENTS },
         Planted::RangeReleasedEarly => Hunt { search: by_dropping_on_image, ..DROPPED },
         _ => NAMES,

@@ -17,7 +17,6 @@
 //! No locks: recovery has the volume to itself.
 
 use super::walk::{Held, Walk};
-use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::key::Key;
@@ -55,9 +54,7 @@ impl Walk<'_> {
         self.state.note_named(held.at.segment, Stream::Log);
         self.bound.segments.insert(held.at.segment);
         for change in &changes {
-            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change
-                && !self.options.plant.has(Planted::RestOverwritten)
-            {
+            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
                 self.state.note_named(place.segment, Stream::Data);
                 self.bound.segments.insert(place.segment);
             }
@@ -105,9 +102,6 @@ impl Walk<'_> {
     /// (R28). Returns where that checkpoint's log begins, if there is a rest.
     pub(super) fn protect_rest(&mut self) -> Option<Head> {
         let resume = self.bound.resume?;
-        if self.options.plant.has(Planted::RestOverwritten) {
-            return Some(resume);
-        }
         let later = self.headers.range(resume.sequence..).flat_map(|(_, headers)| headers);
         let later = later.filter(|header| header.generation >= resume.generation);
         let log: BTreeSet<u32> = later
