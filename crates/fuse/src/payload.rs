@@ -143,6 +143,7 @@ impl Spares {
         self.lock().bytes as u64
     }
 
+    /// Removes a spare buffer of exactly `len` bytes, the one that was returned last.
     fn find(&self, len: usize) -> Option<AlignedBuf> {
         if len < SPARE_MIN {
             return None;
@@ -166,7 +167,7 @@ impl Spares {
         buf
     }
 
-    /// Returns a buffer for reuse. It replaces those that were returned before all others.
+    /// Returns a buffer for reuse. If too many bytes are kept, those returned first are freed.
     pub fn give(&self, buf: AlignedBuf) {
         if buf.len() < SPARE_MIN || buf.len() > self.max_bytes {
             return;
@@ -175,7 +176,8 @@ impl Spares {
         kept.bytes += buf.len();
         kept.bufs.push_back(buf);
         while kept.bytes > self.max_bytes {
-            kept.bytes -= kept.bufs.pop_front().map_or(kept.bytes, |oldest| oldest.len());
+            let Some(oldest) = kept.bufs.pop_front() else { break };
+            kept.bytes -= oldest.len();
         }
     }
 }

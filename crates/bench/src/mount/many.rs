@@ -80,8 +80,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Inodes that the daemon keeps for the kernel, which `inodes=` bounds: when the number has stopped
-/// to change, since the kernel forgets them by and by.
+/// Inodes that the daemon keeps for the kernel, which `inodes=` bounds. The kernel forgets inodes
+/// some time after it is asked to, so this waits until the number no longer changes.
 fn inodes_kept(root: &Path) -> Result<f64> {
     let (mut before, mut now) = (f64::NAN, inodes_known(root)?);
     for _ in 0..20 {

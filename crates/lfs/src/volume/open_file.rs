@@ -257,7 +257,7 @@ impl VolumeFile {
         if options.noatime || options.read_only {
             return;
         }
-        // The day of `relatime` is all that a read has to know.
+        // Whether a day has passed (`relatime`) needs no precise time.
         let now = options.clock.coarse();
         if self.content.get().is_none_or(|(content, _)| !content.times.is_read(now)) {
             let now = options.clock.now();
